@@ -1,0 +1,45 @@
+"""Device layout of the KV cache: which arrays each layer keeps, and how layers share block tables."""
+
+from dataclasses import dataclass
+
+import jax
+from jax.tree_util import register_dataclass
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class LayerKV:
+    """Paged K and V of one layer, ``[N, K, S, h]``, and the scales of a quantized cache (float32 ``[K]``)."""
+
+    k_NKSh: jax.Array
+    v_NKSh: jax.Array
+    k_scale_K: jax.Array
+    v_scale_K: jax.Array
+
+
+KVCache = tuple[LayerKV, ...]
+
+
+@dataclass(frozen=True)
+class LayerKVSpec:
+    """What one layer stores per token, and how far back it looks.
+
+    Attributes:
+        num_kv_heads: K.
+        head_dim: h.
+        window: number of last tokens that the layer attends to, itself included; None for all.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+def group_layers(specs: tuple[LayerKVSpec, ...]) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    """Groups layers that can share a block table: those with the same window.
+
+    Returns:
+        The window of each group (the group without a window first), and the group index of each layer.
+    """
+    windows = sorted({s.window for s in specs}, key=lambda w: (w is not None, w or 0))
+    return tuple(windows), tuple(windows.index(s.window) for s in specs)

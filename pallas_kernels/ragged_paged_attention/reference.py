@@ -1,0 +1,80 @@
+"""Ragged paged attention: the semantics, in plain jnp and float32. Slow; used by tests."""
+
+import jax
+import jax.numpy as jnp
+
+
+def ragged_paged_attention(
+    q_THh: jax.Array,
+    k_NKSh: jax.Array,
+    v_NKSh: jax.Array,
+    block_table_RM: jax.Array,
+    query_start_Q: jax.Array,
+    context_len_R: jax.Array,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks_H: jax.Array | None = None,
+    k_scale_K: jax.Array | None = None,
+    v_scale_K: jax.Array | None = None,
+) -> jax.Array:
+    """Causal attention of ragged queries over K and V read through block tables.
+
+    Args:
+        q_THh: queries, packed; row r owns ``query_start[r]:query_start[r+1]``, the last tokens of its context.
+        k_NKSh, v_NKSh: the pool: N blocks of S slots for K heads. H is a multiple of K. The K and V of this step's
+            tokens are already written.
+        block_table_RM: int32 block ids; entries past the context may hold anything.
+        query_start_Q: int32 [R + 1].
+        context_len_R: int32; 0 for a padded row.
+        scale: factor of the scores.
+        window: a query sees the last ``window`` positions, its own included; None for all.
+        soft_cap: scores become ``cap * tanh(score / cap)``.
+        sinks_H: per-head logit that joins the softmax denominator only.
+        k_scale_K, v_scale_K: float32 per-head factors of a quantized cache (value = stored * scale).
+
+    Returns:
+        [T, H, h] in the dtype of q. Rows past ``query_start[R]`` are 0. Nothing in a slot that a sequence does not
+        own, NaN included, reaches its output.
+    """
+    T, H, h = q_THh.shape
+    R, M = block_table_RM.shape
+    N, K, S, _ = k_NKSh.shape
+    token = jnp.arange(T)
+    row_T = jnp.clip(jnp.searchsorted(query_start_Q, token, side="right") - 1, 0, R - 1)
+    valid_T = token < query_start_Q[R]
+    length_R = query_start_Q[1:] - query_start_Q[:-1]
+    position_T = context_len_R[row_T] - length_R[row_T] + token - query_start_Q[row_T]
+    table_RM = jnp.clip(block_table_RM, 0, N - 1)
+
+    def dense(pool_NKSh: jax.Array, scale_K: jax.Array | None) -> jax.Array:
+        x_RKCh = pool_NKSh[table_RM].swapaxes(1, 2).reshape(R, K, M * S, h).astype(jnp.float32)
+        if scale_K is not None:
+            x_RKCh = x_RKCh * scale_K[None, :, None, None]
+        owned_RC = jnp.arange(M * S) < context_len_R[:, None]
+        return jnp.where(owned_RC[:, None, :, None], x_RKCh, 0.0)
+
+    k_RKCh, v_RKCh = dense(k_NKSh, k_scale_K), dense(v_NKSh, v_scale_K)
+    q_TKGh = q_THh.astype(jnp.float32).reshape(T, K, H // K, h)
+    with jax.default_matmul_precision("highest"):
+        s_TKGC = jnp.einsum("tkgh,tkch->tkgc", q_TKGh, k_RKCh[row_T]) * scale
+        if soft_cap is not None:
+            s_TKGC = soft_cap * jnp.tanh(s_TKGC / soft_cap)
+        c = jnp.arange(M * S)
+        seen_TC = (c <= position_T[:, None]) & valid_T[:, None]
+        if window is not None:
+            seen_TC &= c > position_T[:, None] - window
+        s_TKGC = jnp.where(seen_TC[:, None, None], s_TKGC, -jnp.inf)
+        top = jnp.max(s_TKGC, axis=-1, keepdims=True)
+        if sinks_H is not None:
+            sink = sinks_H.astype(jnp.float32).reshape(1, K, H // K, 1)
+            top = jnp.maximum(top, sink)
+        top = jnp.where(jnp.isfinite(top), top, 0.0)
+        p_TKGC = jnp.exp(s_TKGC - top)
+        denominator = p_TKGC.sum(-1, keepdims=True)
+        if sinks_H is not None:
+            denominator = denominator + jnp.exp(sink - top)
+        p_TKGC = p_TKGC / jnp.where(denominator == 0, 1.0, denominator)
+        out_TKGh = jnp.einsum("tkgc,tkch->tkgh", p_TKGC, v_RKCh[row_T])
+    return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)
