@@ -8,8 +8,8 @@ class Source:
     """The checkpoint tensors that make up one parameter, by their Hugging Face names.
 
     Attributes:
-        parts: the inner tuples are concatenated along the first axis (q, k, v of a merged projection); if there is
-            more than one inner tuple, the results are stacked along a new first axis (experts).
+        parts: the inner tuples are concatenated along the first axis (q, k, v of a merged projection); if
+            there is more than one inner tuple, the results are stacked along a new first axis (experts).
         optional: the parameter may be absent in the checkpoint; then ``fill`` is its value.
         fill: value of an absent optional parameter.
         add: constant added after reading (Gemma's norms store ``weight - 1``).

@@ -13,7 +13,7 @@ class RopeConfig:
 
     Attributes:
         theta: base of the frequencies.
-        rotary_dim: number of leading features of a head that are rotated (partial rotary: less than the head width).
+        rotary_dim: number of leading features of a head that are rotated (partial: less than the head width).
         original_max_position: context length before scaling (dynamic, llama3, yarn, longrope).
         max_position: context length after scaling (``max_position_embeddings``).
         factor: scaling factor; the other fields belong to one type each.

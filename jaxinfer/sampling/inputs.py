@@ -16,7 +16,7 @@ MAX_LOGIT_BIAS = 512
 @register_dataclass
 @dataclass(frozen=True)
 class SamplingInputs:
-    """Parameters of the P rows to sample. One structure for every mix of requests: neutral values, never None.
+    """Parameters of the P rows to sample. One structure for every mix of requests: neutral, never None.
 
     Attributes:
         temperature_P: float32; 0 means greedy.
@@ -32,8 +32,10 @@ class SamplingInputs:
         bias_ids_PB, bias_values_PB: int32 and float32; unused entries are (0, 0.0).
         named_ids_PX: int32 [P, MAX_LOGPROB_TOKEN_IDS], tokens whose log-probabilities are asked for by id.
         processed_logprobs_P: bool; log-probabilities of the processed law instead of the raw one.
-        any_penalty, any_mask, any_bias, any_random, any_truncation, any_logprobs, any_named: bool scalars that
-            switch the branches that no row needs.
+        any_penalty, any_mask, any_bias, any_random, any_truncation, any_logprobs, any_named: bool scalars
+            that switch off the branches that no row needs.
+
+    The host builds them as NumPy arrays where they are small; a compiled function takes both kinds.
     """
 
     temperature_P: jax.Array

@@ -1,0 +1,96 @@
+"""From a step plan to the arrays of the step: numpy only, padded to the buckets of the compile plan."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.batch.packing import Packing
+from jaxinfer.request import Sequence
+from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+
+
+@dataclass(frozen=True)
+class StepArrays:
+    """Host data of a step.
+
+    Attributes:
+        packed: int32, a packed ``ForwardBatch`` of ``token_bucket`` tokens.
+        sampled_rows: the plan's rows that are sampled.
+        sampled_tokens: int32, index in the batch of the token whose logits each of them samples.
+    """
+
+    token_bucket: int
+    packed: np.ndarray
+    sampled_rows: tuple[ScheduledRow, ...]
+    sampled_tokens: np.ndarray
+
+
+class BatchBuilder:
+    """Builds batches; mirrors the block tables of the batch slots, so a step only appends what is new."""
+
+    def __init__(self, plan: CompilePlan) -> None:
+        self._plan = plan
+        self._packings = {t: Packing.make(plan, t) for t in plan.token_buckets}
+        shape = (plan.max_num_seqs, plan.table_width)
+        self._tables = [np.zeros(shape, np.int32) for _ in range(plan.num_groups)]
+        self._mirrored = [[0] * plan.max_num_seqs for _ in range(plan.num_groups)]
+
+    def build(self, step: StepPlan) -> StepArrays:
+        rows = step.rows
+        for seq in step.admitted:
+            for mirrored in self._mirrored:
+                mirrored[seq.slot] = 0
+        slots, starts, counts = [], [], []
+        tokens: list[int] = []
+        for row in rows:
+            seq = row.seq
+            self._mirror(seq)
+            slots.append(seq.slot)
+            starts.append(row.start)
+            counts.append(row.num_tokens)
+            known = seq.num_prompt + len(seq.output_token_ids)
+            if row.start >= known:
+                tokens.append(-(seq.slot + 1))
+            else:
+                tokens += seq.token_ids(row.start, row.start + row.num_tokens)
+        bucket = self._plan.tokens(len(tokens))
+        packed = self._pack(bucket, tokens, np.array(slots), np.array(starts), np.array(counts))
+        ends = np.cumsum(counts, dtype=np.int32) - 1
+        sampled = [i for i, row in enumerate(rows) if row.samples]
+        return StepArrays(bucket, packed, tuple(rows[i] for i in sampled), ends[sampled])
+
+    def empty(self, token_bucket: int) -> StepArrays:
+        """A batch of padding only, for warm-up."""
+        packed = np.zeros(self._packings[token_bucket].size, np.int32)
+        return StepArrays(token_bucket, packed, (), np.zeros(0, np.int32))
+
+    def _mirror(self, seq: Sequence) -> None:
+        """Copies new entries. Blocks that left the window keep their stale entries: nothing reads them."""
+        for table, mirror, mirrored in zip(seq.tables, self._tables, self._mirrored):
+            done = mirrored[seq.slot]
+            if len(table) > done:
+                mirror[seq.slot, done : len(table)] = table[done:]
+                mirrored[seq.slot] = len(table)
+
+    def _pack(
+        self, bucket: int, tokens: list[int], slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
+    ) -> np.ndarray:
+        plan, packing = self._plan, self._packings[bucket]
+        packed = np.zeros(packing.size, np.int32)
+        token_ids, positions, query_start, context_len, *per_group = packing.views(packed)
+        n, t = len(counts), len(tokens)
+        token_ids[:t] = tokens
+        ends = np.cumsum(counts)
+        row_of_token = np.repeat(np.arange(n), counts)
+        positions[:t] = np.arange(t) - (ends - counts)[row_of_token] + starts[row_of_token]
+        query_start[1 : n + 1] = ends
+        query_start[n + 1 :] = t
+        context_len[:n] = starts + counts
+        block, offset = np.divmod(positions[:t], plan.block_size)
+        slot_of_token = slots[row_of_token]
+        width = int(-(-int(context_len[:n].max()) // plan.block_size))
+        for group, mirror in enumerate(self._tables):
+            per_group[group][:n, :width] = mirror[slots, :width]
+            per_group[plan.num_groups + group][:t] = mirror[slot_of_token, block] * plan.block_size + offset
+        return packed

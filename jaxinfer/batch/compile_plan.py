@@ -1,0 +1,80 @@
+"""All shapes that the engine compiles, as one value."""
+
+from dataclasses import dataclass
+
+from jaxinfer.config import SchedulerConfig
+
+MIN_TOKENS = 2
+"""Smallest token bucket: a matrix-vector product with one bfloat16 row is pathologically slow on CPUs."""
+
+MAX_SCORED_ROWS = 64
+"""Rows of one scoring call (prompt log-probabilities); longer chunks take several calls of the same program."""
+
+
+@dataclass(frozen=True)
+class CompilePlan:
+    """Shape buckets. Keys add, they do not multiply: a step of T tokens always has R(T) table rows of width M, and
+    head and sampler see only the number of sampled rows P.
+
+    Attributes:
+        token_buckets: T of the backbone programs.
+        row_buckets: P of the sampling programs.
+        scored_rows: P of the scoring program.
+        copied_blocks: pairs of the block copy program.
+        max_num_seqs: W batch slots.
+        table_width: M.
+        num_groups: KV groups, one block table each.
+        block_size: S.
+    """
+
+    token_buckets: tuple[int, ...]
+    row_buckets: tuple[int, ...]
+    scored_rows: int
+    copied_blocks: int
+    max_num_seqs: int
+    table_width: int
+    num_groups: int
+    block_size: int
+
+    @classmethod
+    def make(cls, scheduler: SchedulerConfig, max_model_len: int, block_size: int, num_groups: int) -> "CompilePlan":
+        return cls(
+            token_buckets=_buckets(scheduler.max_num_batched_tokens),
+            row_buckets=_buckets(scheduler.max_num_seqs),
+            scored_rows=min(MAX_SCORED_ROWS, _buckets(scheduler.max_num_batched_tokens)[-1]),
+            copied_blocks=max(4, min(scheduler.max_num_seqs, 16)) * num_groups,
+            max_num_seqs=scheduler.max_num_seqs,
+            table_width=-(-max_model_len // block_size),
+            num_groups=num_groups,
+            block_size=block_size,
+        )
+
+    def tokens(self, count: int) -> int:
+        """The bucket T for a step of ``count`` tokens."""
+        return next(b for b in self.token_buckets if b >= count)
+
+    def rows(self, count: int) -> int:
+        """The bucket P for ``count`` sampled rows."""
+        return next(b for b in self.row_buckets if b >= count)
+
+    def table_rows(self, token_bucket: int) -> int:
+        """R of a step whose token bucket is T."""
+        return min(token_bucket, max(self.max_num_seqs, MIN_TOKENS))
+
+    @property
+    def num_programs(self) -> int:
+        """Backbones; a head and a sampler per row bucket; and the head and program of scoring, copy, slot reset."""
+        heads = {*self.row_buckets, self.scored_rows}
+        return len(self.token_buckets) + len(self.row_buckets) + len(heads) + 3
+
+
+def _buckets(largest: int) -> tuple[int, ...]:
+    """Powers of two from MIN_TOKENS, with a step halfway from 32 on, up to ``largest``."""
+    sizes = {max(largest, MIN_TOKENS)}
+    size = MIN_TOKENS
+    while size < largest:
+        sizes.add(size)
+        if size >= 32 and size * 3 // 2 < largest:
+            sizes.add(size * 3 // 2)
+        size *= 2
+    return tuple(sorted(sizes))

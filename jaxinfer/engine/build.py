@@ -1,0 +1,217 @@
+"""From a configuration to a running engine."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.batch.builder import BatchBuilder
+from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.checkpoints.dtypes import resolve_dtype
+from jaxinfer.checkpoints.loader import load_params
+from jaxinfer.checkpoints.model_files import ModelFiles, open_model
+from jaxinfer.checkpoints.references import resolve_reference
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.inputs import InputProcessor, Limits
+from jaxinfer.engine.memory import fit_blocks
+from jaxinfer.engine.stop import StopConditions
+from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate
+from jaxinfer.kv_cache.layout import group_layers
+from jaxinfer.kv_cache.manager import KVCacheManager
+from jaxinfer.models.config import TransformerConfig
+from jaxinfer.models.decoder import kv_specs
+from jaxinfer.models.registry import family, parse_config
+from jaxinfer.models.segments import SegmentedModel, segmented_model
+from jaxinfer.observability.compilation import CompilationMonitor, use_compilation_cache
+from jaxinfer.runner.jax_runner import JaxRunner
+from jaxinfer.runner.programs import ModelPrograms
+from jaxinfer.runner.protocol import Runner
+from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.tokenization.chat import ChatTemplate
+from jaxinfer.tokenization.loading import load_tokenizer
+from jaxinfer.tokenization.tokenizer import Tokenizer
+from pallas_kernels.select import select_ops
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, total): called during long parts of the start."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A ready engine and what its front ends need to know of the model.
+
+    Attributes:
+        core: the step loop.
+        inputs: makes validated sequences for it.
+        compilations: counts programs compiled since warm-up.
+    """
+
+    config: EngineConfig
+    core: EngineCore
+    inputs: InputProcessor
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate
+    plan: CompilePlan
+    limits: Limits
+    runner: Runner
+    compilations: CompilationMonitor
+
+
+@dataclass(frozen=True)
+class ModelSetup:
+    """A model that is opened and described, but not loaded.
+
+    Attributes:
+        dtype: of weights and activations; ``cache_dtype`` of K and V.
+        windows, groups: sliding window of each KV group, and the group of each layer.
+    """
+
+    files: ModelFiles
+    model: TransformerConfig
+    parts: SegmentedModel
+    dtype: jnp.dtype
+    cache_dtype: jnp.dtype
+    max_model_len: int
+    windows: tuple[int | None, ...]
+    groups: tuple[int, ...]
+    plan: CompilePlan
+
+
+def set_up_model(config: EngineConfig) -> ModelSetup:
+    """Opens the checkpoint and derives shapes; reads headers only.
+
+    Raises:
+        CheckpointError: the model cannot be found or read.
+        ValueError: the model asks for something unknown, or ``max_model_len`` exceeds what it supports.
+    """
+    files = open_model(resolve_reference(config.model.reference, config.model.sha256))
+    model = parse_config(files.config)
+    max_model_len = config.model.max_model_len or model.max_position
+    if max_model_len > model.max_position:
+        raise ValueError(f"model.max_model_len is {max_model_len}, but the model supports {model.max_position} tokens")
+    dtype, _ = resolve_dtype(config.model.dtype, files.config, files.source)
+    cache_dtype = dtype if config.cache.dtype == "auto" else jnp.dtype(CACHE_DTYPES[config.cache.dtype])
+    ops = select_ops(config.kernel.backend, jax.default_backend(), config.kernel.strict)
+    windows, groups = group_layers(kv_specs(model))
+    return ModelSetup(
+        files=files,
+        model=model,
+        parts=segmented_model(
+            model,
+            ops,
+            dtype,
+            param_dtype=dtype,
+            max_model_len=max_model_len,
+            layers_per_segment=config.compile.layers_per_segment,
+        ),
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        max_model_len=max_model_len,
+        windows=windows,
+        groups=groups,
+        plan=CompilePlan.make(config.scheduler, max_model_len, config.cache.block_size, len(windows)),
+    )
+
+
+def load_weights(setup: ModelSetup, progress: Progress | None = None) -> dict[str, jax.Array]:
+    """Reads the parameters onto the device, one tensor at a time."""
+    weight_map = setup.files.weight_map(family(setup.model.architecture).weight_map(setup.model))
+
+    def place(_: str, array: np.ndarray) -> jax.Array:
+        return jax.device_put(array)
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress("loading weights", done, total)
+
+    return load_params(setup.parts.shapes, weight_map, setup.files.source, place, report)
+
+
+def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
+    """Loads the model, sizes and allocates the KV cache, and warms the programs up.
+
+    Raises:
+        CheckpointError, TokenizerError, ValueError: what is wrong with model or configuration.
+    """
+    use_compilation_cache(config.compile.cache_dir)
+    setup = set_up_model(config)
+    loaded = load_tokenizer(_tokenizer_path(config, setup.files))
+    params = load_weights(setup, progress)
+    programs = ModelPrograms(setup.parts, params, setup.plan, setup.groups)
+    num_blocks = fit_blocks(config, setup.model, setup.plan, setup.windows, setup.groups, setup.cache_dtype)
+    specs = kv_specs(setup.model)
+    kv_cache = allocate(specs, setup.groups, num_blocks, config.cache.block_size, setup.cache_dtype, {})
+    eos_token_ids = _eos_ids(setup.model, loaded.tokenizer)
+    runner = JaxRunner(
+        programs,
+        kv_cache,
+        setup.plan,
+        vocab_size=setup.model.vocab_size,
+        eos_token_ids=eos_token_ids,
+        hidden_size=setup.model.hidden_size,
+        dtype=setup.dtype,
+    )
+    return assemble(
+        config,
+        runner,
+        setup.plan,
+        num_blocks,
+        setup.windows,
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+        vocab_size=setup.model.vocab_size,
+        max_model_len=setup.max_model_len,
+        eos_token_ids=eos_token_ids,
+        progress=progress,
+    )
+
+
+def assemble(
+    config: EngineConfig,
+    runner: Runner,
+    plan: CompilePlan,
+    num_blocks: tuple[int, ...],
+    windows: tuple[int | None, ...],
+    *,
+    tokenizer: Tokenizer | None,
+    chat_template: ChatTemplate,
+    vocab_size: int,
+    max_model_len: int,
+    eos_token_ids: tuple[int, ...],
+    progress: Progress | None = None,
+) -> Engine:
+    """Puts scheduler, block pool, builder and core around a runner; tests call it with theirs."""
+    kv = KVCacheManager(num_blocks, config.cache.block_size, windows, config.cache.prefix_caching)
+    builder = BatchBuilder(plan)
+    compilations = CompilationMonitor(config.compile.on_recompile)
+    if isinstance(runner, JaxRunner) and config.compile.warm_up == "full":
+        runner.warm_up(builder, None if progress is None else lambda done, total: progress("compiling", done, total))
+        compilations.arm()
+    limits = Limits(vocab_size, max_model_len, kv.max_tokens, num_blocks[0] - 1, config.cache.block_size)
+    core = EngineCore(
+        Scheduler(config.scheduler, kv),
+        builder,
+        runner,
+        StopConditions(eos_token_ids),
+        tokenizer,
+        compilations,
+        depth=config.scheduler.overlap,
+    )
+    inputs = InputProcessor(tokenizer, limits, len(windows), eos_token_ids)
+    return Engine(config, core, inputs, tokenizer, chat_template, plan, limits, runner, compilations)
+
+
+def _tokenizer_path(config: EngineConfig, files: ModelFiles) -> Path:
+    return files.tokenizer_path if config.model.tokenizer is None else resolve_reference(config.model.tokenizer)
+
+
+def _eos_ids(model: TransformerConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The model's own end tokens, and the tokenizer's if the model names none."""
+    return model.eos_token_ids or tokenizer.eos_token_ids

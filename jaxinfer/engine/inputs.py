@@ -1,0 +1,164 @@
+"""From what a user passes to validated sequences: everything that can be wrong with a request is found here."""
+
+import itertools
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.request import Request, RequestError, Sequence
+from jaxinfer.sampling.keys import stream_key
+from jaxinfer.sampling.masks import TokenSequences, bad_word_sequences
+from jaxinfer.sampling_params import SamplingParams, validate_for_model
+from jaxinfer.tokenization.tokenizer import Tokenizer
+
+Prompt = str | Seq[int] | Mapping[str, Any]
+"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` with an optional ``cache_salt``."""
+
+MAX_SALT_LENGTH = 128
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine can serve.
+
+    Attributes:
+        vocab_size: V of the model.
+        max_model_len: tokens of prompt and output together.
+        max_cached_tokens: tokens that the block pool holds for one sequence.
+        num_blocks, block_size: of the pool, for messages.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_cached_tokens: int
+    num_blocks: int
+    block_size: int
+
+
+class InputProcessor:
+    """Tokenizes and validates requests and makes their sequences."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, limits: Limits, num_groups: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._eos = eos_token_ids
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._num_groups = num_groups
+        self._order = itertools.count()
+
+    def process(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0, add_special_tokens: bool = True
+    ) -> list[Sequence]:
+        """The sequences of a request, ready to be queued.
+
+        Raises:
+            RequestError: says what is wrong, where, and what is allowed.
+        """
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(f"priority must be an integer, not {priority!r}", "priority")
+        text, ids, salt = self._read(prompt, add_special_tokens)
+        self._check_ids(ids)
+        self._check_length(ids, params)
+        if self._tokenizer is None and params.detokenize:
+            raise RequestError("this engine has no tokenizer; set detokenize=False", "detokenize")
+        try:
+            validate_for_model(params, self._limits.vocab_size, self._limits.max_model_len, self._eos)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        prompt_ids = tuple(int(token) for token in ids)
+        request = Request(request_id, text, prompt_ids, params, priority, salt, self._bad_words(params))
+        return self._sequences(request)
+
+    def _sequences(self, request: Request) -> list[Sequence]:
+        params, num_prompt = request.params, len(request.prompt_token_ids)
+        room = min(self._limits.max_model_len, self._limits.max_cached_tokens) - num_prompt
+        max_tokens = max(room, 0) if params.max_tokens is None else min(params.max_tokens, room)
+        sequences: list[Sequence] = []
+        for index in range(params.n):
+            sequences.append(
+                Sequence(
+                    request=request,
+                    index=index,
+                    order=next(self._order),
+                    max_tokens=max_tokens,
+                    key=stream_key(params.seed, request.prompt_token_ids, index),
+                    num_groups=self._num_groups,
+                    parent=sequences[0] if sequences else None,
+                    host_masked=any(len(word) > 1 for word in request.bad_words),
+                )
+            )
+        return sequences
+
+    def _bad_words(self, params: SamplingParams) -> TokenSequences:
+        if not params.bad_words:
+            return ()
+        if self._tokenizer is None:
+            raise RequestError("this engine has no tokenizer; bad_words need one", "bad_words")
+        tokenizer = self._tokenizer
+        return bad_word_sequences(params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+    def _read(self, prompt: Prompt, add_special_tokens: bool) -> tuple[str | None, Seq[int], str | None]:
+        text: Any = None
+        ids: Any = None
+        salt: Any = None
+        if isinstance(prompt, str):
+            text = prompt
+        elif isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            if unknown or ("prompt_token_ids" in prompt) == ("prompt" in prompt):
+                raise RequestError(
+                    "a prompt mapping holds either 'prompt' or 'prompt_token_ids', and optionally 'cache_salt'; "
+                    f"given: {', '.join(map(str, prompt)) or 'nothing'}",
+                    "prompt",
+                )
+            text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+        else:
+            ids = prompt
+        _check_salt(salt)
+        if ids is None:
+            ids = self._encode(text, add_special_tokens)
+        if isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
+            raise RequestError(f"a prompt is a string or a list of token ids, not {type(ids).__name__}", "prompt")
+        return text, ids, salt
+
+    def _encode(self, text: Any, add_special_tokens: bool) -> list[int]:
+        if not isinstance(text, str):
+            raise RequestError(f"a prompt must be a string, not {type(text).__name__}", "prompt")
+        if self._tokenizer is None:
+            raise RequestError("this engine has no tokenizer; pass prompt_token_ids", "prompt")
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def _check_ids(self, ids: Seq[int]) -> None:
+        if len(ids) == 0:
+            raise RequestError("the prompt has no tokens; at least one is needed", "prompt")
+        vocab = self._limits.vocab_size
+        for position, token in enumerate(ids):
+            if isinstance(token, bool) or not hasattr(token, "__index__"):
+                raise RequestError(f"prompt token {position} is {token!r}; token ids are integers", "prompt")
+            if not 0 <= token < vocab:
+                raise RequestError(
+                    f"prompt token {position} is {token}, outside the vocabulary (0 to {vocab - 1})", "prompt"
+                )
+
+    def _check_length(self, ids: Seq[int], params: SamplingParams) -> None:
+        """A prompt needs room for one more token, unless it is only scored."""
+        limits = self._limits
+        needed = len(ids) + (params.max_tokens != 0)
+        if needed > limits.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, but the context is {limits.max_model_len} tokens, prompt and "
+                "output together",
+                "prompt",
+            )
+        if needed > limits.max_cached_tokens:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens and needs {-(-needed // limits.block_size)} blocks of "
+                f"{limits.block_size}, but the KV cache has only {limits.num_blocks}",
+                "prompt",
+            )
+
+
+def _check_salt(salt: Any) -> None:
+    if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_SALT_LENGTH):
+        raise RequestError(f"cache_salt must be a string of 1 to {MAX_SALT_LENGTH} characters", "cache_salt")

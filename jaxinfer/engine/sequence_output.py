@@ -1,0 +1,98 @@
+"""The output side of one sequence inside the core: text, log-probabilities, and what was given out already."""
+
+from collections.abc import Sequence as Seq
+
+from jaxinfer.engine.deltas import TokenLogprobs
+from jaxinfer.request import Sequence
+from jaxinfer.runner.protocol import LogprobRows, ScoredChunk
+from jaxinfer.tokenization.output import OutputText, TextRules
+from jaxinfer.tokenization.tokenizer import Tokenizer
+
+
+class SequenceOutput:
+    """Collects what a sequence produced, and hands out what is final."""
+
+    def __init__(self, seq: Sequence, tokenizer: Tokenizer | None) -> None:
+        params = seq.request.params
+        self._seq = seq
+        self._text: OutputText | None = None
+        if tokenizer is not None and params.detokenize:
+            rules = TextRules(
+                stop_strings=params.stop,
+                include_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+            self._text = OutputText(tokenizer, seq.request.prompt_token_ids, rules)
+        self._logprobs: list[TokenLogprobs] = []
+        self._num_given = 0
+        self._num_final = 0
+        self._new_text = ""
+        self._prompt: list[TokenLogprobs | None] | None = None
+        if params.prompt_logprobs is not None and seq.index == 0:
+            self._prompt = [None] * seq.num_prompt
+
+    def add_logprobs(self, rows: LogprobRows, index: int) -> None:
+        """Notes the log-probabilities of the newest token."""
+        params = self._seq.request.params
+        if params.logprobs is not None or params.logprob_token_ids:
+            token = self._seq.output_token_ids[-1]
+            self._logprobs.append(
+                token_logprobs(rows, index, token, params.logprobs or 0, params.logprob_token_ids or ())
+            )
+
+    def add_prompt_logprobs(self, chunk: ScoredChunk) -> None:
+        """Notes the log-probabilities of a chunk of the prompt; a recomputed chunk replaces itself."""
+        if self._prompt is None:
+            return
+        params = self._seq.request.params
+        start = params.prompt_logprob_start or 0
+        named = params.prompt_logprob_token_ids
+        for i in range(len(chunk.logprobs.chosen_P)):
+            position = chunk.first + i
+            if position < start:
+                continue
+            token = self._seq.request.prompt_token_ids[position]
+            ids = tuple(t for t in named[position - start] if t >= 0) if named and position - start < len(named) else ()
+            self._prompt[position] = token_logprobs(chunk.logprobs, i, token, params.prompt_logprobs or 0, ids)
+
+    def push(self, token_id: int) -> str | None:
+        """Adds a token to the output. Returns the stop string that it completed, if any."""
+        if self._text is None:
+            self._num_final += 1
+            return None
+        delta = self._text.push((token_id,))
+        self._new_text += delta.text
+        self._num_final = delta.num_tokens
+        return delta.stop
+
+    def finish(self) -> None:
+        """Ends the output: nothing is held back any more, and nothing behind a stop string is kept."""
+        if self._text is not None:
+            delta = self._text.finish()
+            self._new_text += delta.text
+            self._num_final = delta.num_tokens
+
+    def take(self) -> tuple[tuple[int, ...], str, tuple[TokenLogprobs, ...]]:
+        """The tokens, text and log-probabilities that became final since the last call."""
+        start, stop = self._num_given, max(self._num_final, self._num_given)
+        self._num_given = stop
+        text, self._new_text = self._new_text, ""
+        return tuple(self._seq.output_token_ids[start:stop]), text, tuple(self._logprobs[start:stop])
+
+    @property
+    def has_news(self) -> bool:
+        return self._num_final > self._num_given or bool(self._new_text)
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """All prompt log-probabilities, once."""
+        prompt, self._prompt = self._prompt, None
+        return None if prompt is None else tuple(prompt)
+
+
+def token_logprobs(rows: LogprobRows, index: int, token: int, num_top: int, named: Seq[int]) -> TokenLogprobs:
+    """Picks from the device's result what a request asked for."""
+    top = tuple(zip(rows.top_ids_PX[index, :num_top].tolist(), rows.top_values_PX[index, :num_top].tolist()))
+    values = tuple(zip(named, rows.named_values_PX[index, : len(named)].tolist()))
+    return TokenLogprobs(token, float(rows.chosen_P[index]), int(rows.rank_P[index]), top, values)

@@ -1,0 +1,96 @@
+"""Device arrays of the KV cache, and how many blocks fit."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.kv_cache.layout import KVCache, LayerKV, LayerKVSpec
+
+CACHE_DTYPES = {
+    "float32": jnp.float32,
+    "bfloat16": jnp.bfloat16,
+    "float16": jnp.float16,
+    "fp8_e4m3": jnp.float8_e4m3fn,
+    "fp8_e5m2": jnp.float8_e5m2,
+    "int8": jnp.int8,
+}
+
+KVScales = dict[int, tuple[np.ndarray, np.ndarray]]
+"""Layer to (k, v) scales of a quantized cache, each a scalar or one per KV head."""
+
+
+def allocate(
+    specs: Sequence[LayerKVSpec],
+    groups: Sequence[int],
+    num_blocks: Sequence[int],
+    block_size: int,
+    dtype: jnp.dtype,
+    scales: KVScales,
+) -> KVCache:
+    """Zeroed pools for every layer.
+
+    Args:
+        groups: KV group of each layer.
+        num_blocks: N of each group.
+        scales: layers that are absent have scale 1.
+    """
+    cache = []
+    for layer, spec in enumerate(specs):
+        shape = (num_blocks[groups[layer]], spec.num_kv_heads, block_size, spec.head_dim)
+        k_scale, v_scale = scales.get(layer, (np.float32(1), np.float32(1)))
+        cache.append(
+            LayerKV(
+                jnp.zeros(shape, dtype),
+                jnp.zeros(shape, dtype),
+                _per_head(k_scale, spec.num_kv_heads),
+                _per_head(v_scale, spec.num_kv_heads),
+            )
+        )
+    return tuple(cache)
+
+
+def bytes_per_block(
+    specs: Sequence[LayerKVSpec], groups: Sequence[int], block_size: int, dtype: jnp.dtype
+) -> tuple[int, ...]:
+    """Bytes of one block of each group, over all its layers."""
+    sizes = [0] * (max(groups) + 1)
+    for spec, group in zip(specs, groups):
+        sizes[group] += 2 * spec.num_kv_heads * block_size * spec.head_dim * jnp.dtype(dtype).itemsize
+    return tuple(sizes)
+
+
+def split_memory(
+    memory: int,
+    block_bytes: Sequence[int],
+    windows: Sequence[int | None],
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    chunk: int,
+) -> tuple[int, ...]:
+    """Number of blocks of each group for so many bytes.
+
+    A windowed group never needs more than what all sequences can see plus the chunk in flight; nobody needs more
+    than all sequences at full length, and as much again for cached prefixes.
+
+    Raises:
+        ValueError: the memory does not hold one sequence of ``max_model_len``; the message says what would.
+    """
+    full = -(-max_model_len // block_size)
+    per_seq = [full if w is None else min(full, -(-(w + 2 * chunk) // block_size) + 1) for w in windows]
+    useful = [2 * n * max_num_seqs + 1 for n in per_seq]
+    minimum = [n + 1 for n in per_seq]
+    needed = sum(n * b for n, b in zip(minimum, block_bytes))
+    if needed > memory:
+        raise ValueError(
+            f"the KV cache has {memory} bytes, but one sequence of {max_model_len} tokens needs {needed}; "
+            "lower model.max_model_len or raise cache.memory"
+        )
+    share = min(1.0, (memory - needed) / max(1, sum((u - m) * b for u, m, b in zip(useful, minimum, block_bytes))))
+    return tuple(m + int((u - m) * share) for u, m in zip(useful, minimum))
+
+
+def _per_head(scale: np.ndarray | np.float32, num_heads: int) -> jax.Array:
+    return jnp.asarray(np.broadcast_to(np.asarray(scale, np.float32).reshape(-1), (num_heads,)))

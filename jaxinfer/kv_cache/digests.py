@@ -1,0 +1,40 @@
+"""Keys of cached blocks: 128-bit digests over an unambiguous encoding."""
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+
+DIGEST_BYTES = 16
+
+
+def root_digest(extra: Mapping[str, str | None]) -> bytes:
+    """The parent of first blocks: separates chains that must not share (salt, adapter, media).
+
+    Each part is encoded with its kind and its length, so an absent part differs from an empty one and no two
+    combinations collide by concatenation.
+
+    Args:
+        extra: kind of key to its value; None means absent.
+    """
+    encoding = bytearray(b"jaxinfer.kv.1")
+    for kind in sorted(extra):
+        value = extra[kind]
+        if value is not None:
+            for part in (kind.encode(), value.encode()):
+                encoding += len(part).to_bytes(8, "little") + part
+    return hashlib.blake2b(encoding, digest_size=DIGEST_BYTES).digest()
+
+
+def block_digest(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Digest of a full block: its parent's digest and its token ids, each as a 64-bit integer.
+
+    Args:
+        parent: digest of the block before it, or ``root_digest``.
+        token_ids: ids; Python and numpy integers of the same value give the same digest. bool is refused.
+
+    Raises:
+        TypeError: an id is not an integer.
+    """
+    if any(isinstance(token, bool) for token in token_ids):
+        raise TypeError("token ids must be integers, not bool")
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,83 @@
+"""Self-attention over the paged KV cache."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxinfer.batch.forward_batch import ForwardBatch
+from jaxinfer.kv_cache.layout import LayerKV
+from jaxinfer.layers.linear import Linear
+from jaxinfer.layers.norm import RMSNorm
+from jaxinfer.layers.rope import apply_rope
+from jaxinfer.models.config import TransformerConfig
+from pallas_kernels.ops import Ops
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention (Ainslie et al., 2023), with q, k and v in one projection."""
+
+    def __init__(
+        self, config: TransformerConfig, window: int | None, group: int, *, ops: Ops, param_dtype: jnp.dtype
+    ) -> None:
+        H, K, h = config.num_heads, config.num_kv_heads, config.head_dim
+        self.heads = (H, K, h)
+        self.scale = config.query_scale
+        self.soft_cap = config.attention_soft_cap
+        self.window = window
+        self.group = group
+        self.ops = ops
+        self.qkv = Linear(
+            config.hidden_size,
+            (H + 2 * K) * h,
+            axes=("qkv", "embed"),
+            bias=config.qkv_bias,
+            ops=ops,
+            param_dtype=param_dtype,
+        )
+        self.output = Linear(
+            H * h,
+            config.hidden_size,
+            axes=("embed", "heads"),
+            bias=config.output_bias,
+            ops=ops,
+            param_dtype=param_dtype,
+        )
+        norm = (config.norm_eps, config.norm_offset, None)
+        self.q_norm = RMSNorm(h, *norm) if config.qk_norm else None
+        self.k_norm = RMSNorm(h, *norm) if config.qk_norm else None
+
+    def __call__(
+        self, x_TD: jax.Array, rope: tuple[jax.Array, jax.Array], kv: LayerKV, batch: ForwardBatch
+    ) -> tuple[jax.Array, LayerKV]:
+        """Output ``[T, D]`` and the cache of this layer with the K and V of the step."""
+        T = x_TD.shape[0]
+        H, K, h = self.heads
+        qkv_TAh = self.qkv(x_TD).reshape(T, H + 2 * K, h)
+        q_THh, k_TKh, v_TKh = jnp.split(qkv_TAh, (H, H + K), axis=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_THh, k_TKh = self.q_norm(q_THh), self.k_norm(k_TKh)
+        q_THh, k_TKh = apply_rope(q_THh, *rope), apply_rope(k_TKh, *rope)
+        k_NKSh, v_NKSh = self.ops.kv_write(
+            kv.k_NKSh,
+            kv.v_NKSh,
+            k_TKh,
+            v_TKh,
+            batch.slots[self.group],
+            k_scale_K=kv.k_scale_K,
+            v_scale_K=kv.v_scale_K,
+        )
+        quantized = k_NKSh.dtype.itemsize == 1
+        out_THh = self.ops.attention(
+            q_THh,
+            k_NKSh,
+            v_NKSh,
+            batch.block_tables[self.group],
+            batch.query_start_Q,
+            batch.context_len_R,
+            scale=self.scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            k_scale_K=kv.k_scale_K if quantized else None,
+            v_scale_K=kv.v_scale_K if quantized else None,
+        )
+        return self.output(out_THh.reshape(T, H * h)), LayerKV(k_NKSh, v_NKSh, kv.k_scale_K, kv.v_scale_K)

@@ -1,0 +1,22 @@
+"""Root mean square norm (Zhang and Sennrich, 2019)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class RMSNorm(nnx.Module):
+    """Normalises the last axis in float32 and multiplies by ``weight + offset``.
+
+    The weight is kept in float32: it is small, and adding 1 in bfloat16 would cost it most of its digits.
+    """
+
+    def __init__(self, features: int, eps: float, offset: float, axis: str | None) -> None:
+        self.eps = eps
+        self.offset = offset
+        self.weight = nnx.Param(jnp.zeros((features,), jnp.float32), logical_axes=(axis,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32 = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        return (x32 * inverse * (self.weight[...] + self.offset)).astype(x.dtype)

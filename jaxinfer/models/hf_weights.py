@@ -1,0 +1,76 @@
+"""The tensor names that most Hugging Face decoders share; families replace what differs."""
+
+from jaxinfer.checkpoints.weight_map import Source, WeightMap, concat, tensor
+from jaxinfer.models.config import TransformerConfig
+
+
+def decoder_weights(
+    config: TransformerConfig, prefix: str = "model.", head: str = "lm_head.weight"
+) -> WeightMap:
+    """Names of Llama-like checkpoints: q, k, v, gate and up are separate tensors.
+
+    Args:
+        prefix: of all tensors but the output head.
+        head: name of the output head, which tied models do not have.
+    """
+    weights = {
+        "embed.weight": tensor(f"{prefix}embed_tokens.weight"),
+        "final_norm.weight": tensor(f"{prefix}norm.weight"),
+    }
+    if not config.tie_word_embeddings:
+        weights["lm_head.weight"] = tensor(head)
+    for layer in range(config.num_layers):
+        names = _layer_weights(config, f"{prefix}layers.{layer}.")
+        weights |= {f"layers.{layer}.{path}": source for path, source in names.items()}
+        if config.moe is None or not config.moe.sparse_layers[layer]:
+            dense = _dense_mlp(config, f"{prefix}layers.{layer}.mlp.")
+            weights |= {f"layers.{layer}.mlp.{path}": source for path, source in dense.items()}
+    return weights
+
+
+def _layer_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
+    attention = f"{hf}self_attn."
+
+    def qkv(suffix: str) -> Source:
+        return concat(*(f"{attention}{part}_proj.{suffix}" for part in "qkv"))
+
+    weights = {
+        "input_norm.weight": tensor(f"{hf}input_layernorm.weight"),
+        "attention.qkv.weight": qkv("weight"),
+        "attention.output.weight": tensor(f"{attention}o_proj.weight"),
+    }
+    if config.qkv_bias:
+        weights["attention.qkv.bias"] = qkv("bias")
+    if config.output_bias:
+        weights["attention.output.bias"] = tensor(f"{attention}o_proj.bias")
+    if config.qk_norm:
+        weights["attention.q_norm.weight"] = tensor(f"{attention}q_norm.weight")
+        weights["attention.k_norm.weight"] = tensor(f"{attention}k_norm.weight")
+    if config.post_norms:
+        weights["attention_post_norm.weight"] = tensor(f"{hf}post_attention_layernorm.weight")
+        weights["mlp_norm.weight"] = tensor(f"{hf}pre_feedforward_layernorm.weight")
+        weights["mlp_post_norm.weight"] = tensor(f"{hf}post_feedforward_layernorm.weight")
+    else:
+        # The Llama name of the norm before the MLP.
+        weights["mlp_norm.weight"] = tensor(f"{hf}post_attention_layernorm.weight")
+    return weights
+
+
+def _dense_mlp(config: TransformerConfig, hf: str) -> dict[str, Source]:
+    weights = {
+        "gate_up.weight": concat(f"{hf}gate_proj.weight", f"{hf}up_proj.weight"),
+        "down.weight": tensor(f"{hf}down_proj.weight"),
+    }
+    if config.mlp_bias:
+        weights["gate_up.bias"] = concat(f"{hf}gate_proj.bias", f"{hf}up_proj.bias")
+        weights["down.bias"] = tensor(f"{hf}down_proj.bias")
+    return weights
+
+
+def expert_weights(num_experts: int, hf: str, gate: str, up: str, down: str) -> dict[str, Source]:
+    """Expert tensors named ``{hf}{expert}.{gate|up|down}.weight``."""
+    experts = range(num_experts)
+    return {
+        "experts.gate_up": Source(tuple((f"{hf}{e}.{gate}.weight", f"{hf}{e}.{up}.weight") for e in experts)),
+        "experts.down": Source(tuple((f"{hf}{e}.{down}.weight",) for e in experts)),
+    }

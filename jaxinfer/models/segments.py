@@ -1,0 +1,184 @@
+"""A model cut into segments of layers that compile separately.
+
+Layers of the same kind make segments of the same shape, which share one compiled program: a model of 30 equal layers
+compiles one segment and runs it several times. Compared with one program for all layers this divides the time to
+compile by the number of segments, at the price of one dispatch per segment.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxinfer.batch.forward_batch import ForwardBatch
+from jaxinfer.kv_cache.layout import KVCache
+from jaxinfer.layers.linear import Embedding, Linear
+from jaxinfer.layers.norm import RMSNorm
+from jaxinfer.models.config import RopeConfig, TransformerConfig
+from jaxinfer.models.decoder import DecoderLM, head_logits, rope_tables_of, valid_tokens
+from jaxinfer.models.registry import family
+from pallas_kernels.ops import Ops
+
+Leaves = tuple[jax.Array, ...]
+Ropes = tuple[tuple[jax.Array, jax.Array], ...]
+
+
+@dataclass(frozen=True)
+class ModulePart:
+    """The static half of a module, and the order of its parameters. Hashable."""
+
+    graphdef: nnx.GraphDef
+    keys: tuple[tuple[str | int, ...], ...]
+
+    def merge(self, leaves: Leaves) -> nnx.Module:
+        return nnx.merge(self.graphdef, nnx.from_flat_state(list(zip(self.keys, leaves, strict=True))))
+
+
+@dataclass(frozen=True)
+class SegmentKind:
+    """What makes two segments share a program: their layers, and which rope table each uses. Hashable."""
+
+    layers: tuple[ModulePart, ...]
+    ropes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive layers.
+
+    Attributes:
+        first: index of the first layer.
+        paths: global parameter paths, in the order of the leaves.
+    """
+
+    kind: SegmentKind
+    first: int
+    paths: tuple[str, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.kind.layers)
+
+
+@dataclass(frozen=True)
+class SegmentedModel:
+    """A model without weights, in parts.
+
+    Attributes:
+        shapes: dtype and shape of every parameter by path.
+        embed_paths, head_paths: parameters of the first and the last part.
+        embed: (leaves, batch) -> (x_TD, rope tables); token ids are resolved.
+        head: (leaves, hidden_PD) -> logits_PV in float32; the final norm is part of it, so it is computed for the
+            rows that need logits only.
+    """
+
+    config: TransformerConfig
+    shapes: dict[str, jax.ShapeDtypeStruct]
+    embed_paths: tuple[str, ...]
+    embed: Callable[[Leaves, ForwardBatch], tuple[jax.Array, Ropes]]
+    segments: tuple[Segment, ...]
+    head_paths: tuple[str, ...]
+    head: Callable[[Leaves, jax.Array], jax.Array]
+
+
+def segmented_model(
+    config: TransformerConfig,
+    ops: Ops,
+    dtype: jnp.dtype,
+    *,
+    param_dtype: jnp.dtype,
+    max_model_len: int,
+    layers_per_segment: int,
+) -> SegmentedModel:
+    """Cuts a model into segments of ``layers_per_segment`` layers (the last may be shorter); nothing is allocated."""
+    build = partial(family(config.architecture).build, config, ops)
+    model: DecoderLM = nnx.eval_shape(
+        lambda: build(dtype=dtype, param_dtype=param_dtype, max_model_len=max_model_len)
+    )
+    shapes: dict[str, jax.ShapeDtypeStruct] = {}
+    embed, embed_paths = _part(model.embed, "embed", shapes)
+    ropes = tuple(dict.fromkeys(config.ropes))
+    segments = []
+    for first in range(0, config.num_layers, layers_per_segment):
+        indices = range(first, min(first + layers_per_segment, config.num_layers))
+        parts = [_part(model.layers[i], f"layers.{i}", shapes) for i in indices]
+        kind = SegmentKind(tuple(p for p, _ in parts), tuple(ropes.index(config.ropes[i]) for i in indices))
+        segments.append(Segment(kind, first, tuple(path for _, paths in parts for path in paths)))
+    norm, norm_paths = _part(model.final_norm, "final_norm", shapes)
+    output, output_paths = (
+        (embed, embed_paths) if model.lm_head is None else _part(model.lm_head, "lm_head", shapes)
+    )
+    return SegmentedModel(
+        config=config,
+        shapes=shapes,
+        embed_paths=embed_paths,
+        embed=partial(_embed, config, embed, ropes, jnp.dtype(dtype), max_model_len),
+        segments=tuple(segments),
+        head_paths=norm_paths + output_paths,
+        head=partial(_head, config, norm, output),
+    )
+
+
+def run_segment(
+    kind: SegmentKind, leaves: Leaves, kv_cache: KVCache, x_TD: jax.Array, ropes: Ropes, batch: ForwardBatch
+) -> tuple[jax.Array, KVCache]:
+    """The layers of a segment.
+
+    Args:
+        leaves: parameters of all its layers, one after the other.
+        kv_cache: entries of its layers.
+    """
+    valid_T = valid_tokens(batch)
+    new_cache = []
+    start = 0
+    for part, rope, kv in zip(kind.layers, kind.ropes, kv_cache, strict=True):
+        stop = start + len(part.keys)
+        layer = part.merge(leaves[start:stop])
+        x_TD, kv = layer(x_TD, ropes[rope], kv, batch, valid_T)
+        new_cache.append(kv)
+        start = stop
+    return x_TD, tuple(new_cache)
+
+
+def _part(
+    module: nnx.Module, prefix: str, shapes: dict[str, jax.ShapeDtypeStruct]
+) -> tuple[ModulePart, tuple[str, ...]]:
+    """The static half of an abstract module; notes the shapes of its parameters under their global paths."""
+    graphdef, state = nnx.split(module)
+    flat = list(nnx.to_flat_state(state))
+    keys = tuple(key for key, _ in flat)
+    paths = tuple(f"{prefix}." + ".".join(map(str, key)) for key in keys)
+    shapes.update({path: param.get_value() for path, (_, param) in zip(paths, flat)})
+    return ModulePart(graphdef, keys), paths
+
+
+def _embed(
+    config: TransformerConfig,
+    part: ModulePart,
+    ropes: tuple[RopeConfig, ...],
+    dtype: jnp.dtype,
+    max_model_len: int,
+    leaves: Leaves,
+    batch: ForwardBatch,
+) -> tuple[jax.Array, Ropes]:
+    embed = part.merge(leaves)
+    assert isinstance(embed, Embedding)
+    tables = rope_tables_of(ropes, batch, max_model_len)
+    return embed(batch.token_ids_T, config.embedding_scale, dtype), tuple(tables[rope] for rope in ropes)
+
+
+def _head(
+    config: TransformerConfig,
+    norm_part: ModulePart,
+    output_part: ModulePart,
+    leaves: Leaves,
+    hidden_PD: jax.Array,
+) -> jax.Array:
+    count = len(norm_part.keys)
+    norm, output = norm_part.merge(leaves[:count]), output_part.merge(leaves[count:])
+    assert isinstance(norm, RMSNorm)
+    assert isinstance(output, Embedding | Linear)
+    return head_logits(config, output, norm(hidden_PD))

@@ -1,0 +1,183 @@
+"""The sampler of a runner: parameters of the batch slots, their state on the device, and the sampling programs."""
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxinfer.batch.builder import StepArrays
+from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.request import Sequence
+from jaxinfer.runner.protocol import LogprobRows, ScoredChunk, scored_range
+from jaxinfer.sampling.device import sample
+from jaxinfer.sampling.host import SamplingTable
+from jaxinfer.sampling.inputs import MAX_LOGPROB_TOKEN_IDS, LogprobOutputs, SamplerOutputs
+from jaxinfer.sampling.logprobs import score
+from jaxinfer.sampling.state import HISTORY_CHUNK, init_state, reset_slot
+from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+
+LogitsOf = Callable[[np.ndarray], jax.Array]
+"""Indices [P] to float32 logits [P, V]."""
+
+
+@dataclass(frozen=True)
+class SampledStep:
+    """Sampled rows on their way to the host; ``outputs`` is None if no row is sampled."""
+
+    outputs: SamplerOutputs | None
+    count: int
+    with_logprobs: bool
+
+    def fetch(self) -> tuple[np.ndarray, np.ndarray, LogprobRows | None]:
+        """Waits for tokens, health, and log-probabilities if any row asked for them."""
+        if self.outputs is None:
+            return np.zeros(0, np.int32), np.zeros(0, bool), None
+        tokens, healthy = np.asarray(self.outputs.token_P), np.asarray(self.outputs.healthy_P)
+        rows = _to_host(self.outputs.logprobs) if self.with_logprobs else None
+        return tokens[: self.count], healthy[: self.count], rows
+
+
+@dataclass(frozen=True)
+class PendingScores:
+    """Scored prompt positions on their way to the host, in pieces of ``CompilePlan.scored_rows``."""
+
+    first: int
+    pieces: tuple[tuple[LogprobOutputs, int], ...]
+
+    def fetch(self) -> ScoredChunk:
+        parts = [(_to_host(outputs), count) for outputs, count in self.pieces]
+        joined = {
+            name: np.concatenate([vars(rows)[name][:count] for rows, count in parts]) for name in vars(parts[0][0])
+        }
+        return ScoredChunk(self.first, LogprobRows(**joined))
+
+
+class DeviceSampler:
+    """Samples the rows of steps, in the order of dispatch.
+
+    Args:
+        eos_token_ids: end tokens of the model, which ``min_tokens`` bans.
+    """
+
+    def __init__(self, vocab_size: int, plan: CompilePlan, eos_token_ids: Seq[int]) -> None:
+        self._plan = plan
+        self._eos = tuple(eos_token_ids)
+        self._table = SamplingTable(plan.max_num_seqs, vocab_size)
+        self._state = init_state(plan.max_num_seqs, vocab_size)
+        self._sample = jax.jit(sample, donate_argnums=(2,))
+        self._score = jax.jit(score)
+        self._reset = jax.jit(reset_slot, donate_argnums=(0,))
+
+    @property
+    def newest_W(self) -> jax.Array:
+        """Newest token of each batch slot, on the device."""
+        return self._state.newest_W
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Gives the batch slots of newly admitted sequences to them."""
+        for seq in plan.admitted:
+            request = seq.request
+            self._table.set(
+                seq.slot, request.params, seq.key, seq.num_prompt, self._eos, bad_words=request.bad_words
+            )
+            if request.params.penalised:
+                self._restore(seq)
+
+    def sample(self, rows: Seq[ScheduledRow], logits: LogitsOf, arrays: StepArrays) -> SampledStep:
+        """Samples a token for each row of a step.
+
+        Args:
+            logits: called with the index of each row's last token in the batch, padded.
+        """
+        if not rows:
+            return SampledStep(None, 0, False)
+        bucket = self._plan.rows(len(rows))
+        index_P = np.zeros(bucket, np.int32)
+        index_P[: len(rows)] = arrays.sampled_tokens
+        slots = np.array([row.seq.slot for row in rows])
+        positions = np.array([row.start + row.num_tokens for row in rows])
+        masks = {i: mask for i, row in enumerate(rows) if (mask := self._history_mask(row)) is not None}
+        inputs = self._table.build(slots, positions, bucket, masks)
+        outputs, self._state = self._sample(logits(index_P), inputs, self._state)
+        return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
+
+    def score(self, row: ScheduledRow, logits: LogitsOf) -> PendingScores:
+        """Log-probabilities of the prompt tokens that a row's positions predict.
+
+        Args:
+            logits: called with indices relative to the row's first token, padded.
+        """
+        request = row.seq.request
+        first, stop = scored_range(row)
+        size = self._plan.scored_rows
+        pieces = []
+        for start in range(first, stop, size):
+            count = min(size, stop - start)
+            index_P = np.zeros(size, np.int32)
+            index_P[:count] = np.arange(start - first, start - first + count)
+            target_P = np.zeros(size, np.int32)
+            target_P[:count] = request.prompt_token_ids[start : start + count]
+            named_PX = _named_ids(row, start, count, size)
+            pieces.append((self._score(logits(index_P), target_P, named_PX), count))
+        return PendingScores(first, tuple(pieces))
+
+    def warm_ups(self, logits: LogitsOf) -> list[Callable[[], object]]:
+        """One call per program that samples or scores, on padding."""
+        plan = self._plan
+        spare, none = np.full(1, plan.max_num_seqs), np.zeros(1, np.int32)
+
+        def warm(bucket: int) -> None:
+            inputs = self._table.build(spare, none, bucket)
+            _, self._state = self._sample(logits(np.zeros(bucket, np.int32)), inputs, self._state)
+
+        def warm_score() -> None:
+            size = plan.scored_rows
+            named_PX = np.zeros((size, MAX_LOGPROB_TOKEN_IDS), np.int32)
+            self._score(logits(np.zeros(size, np.int32)), np.zeros(size, np.int32), named_PX)
+
+        def warm_reset() -> None:
+            self._reset_chunk(plan.max_num_seqs, (), (), True)
+
+        return [*(lambda b=b: warm(b) for b in plan.row_buckets), warm_score, warm_reset]
+
+    def _history_mask(self, row: ScheduledRow) -> np.ndarray | None:
+        seq = row.seq
+        if not seq.host_masked:
+            return None
+        assert row.num_outputs == len(seq.output_token_ids), "a mask from history needs all of it"
+        return self._table.allowed(seq.slot, row.start + row.num_tokens, output_ids=seq.output_token_ids)
+
+    def _restore(self, seq: Sequence) -> None:
+        """Makes the slot's state that of the sequence, whatever the slot held before."""
+        prompt, output = seq.request.prompt_token_ids, seq.output_token_ids
+        for start in range(0, max(len(prompt), len(output)), HISTORY_CHUNK):
+            stop = start + HISTORY_CHUNK
+            self._reset_chunk(seq.slot, prompt[start:stop], output[start:stop], start == 0)
+
+    def _reset_chunk(self, slot: int, prompt: Seq[int], output: Seq[int], first: bool) -> None:
+        chunks = []
+        for ids in (prompt, output):
+            padded = np.zeros(HISTORY_CHUNK, np.int32)
+            padded[: len(ids)] = ids
+            chunks += [padded, np.int32(len(ids))]
+        self._state = self._reset(self._state, np.int32(slot), *chunks, np.bool_(first))
+
+
+def _named_ids(row: ScheduledRow, start: int, count: int, size: int) -> np.ndarray:
+    """Token ids to report at prompt positions ``start`` to ``start + count``; 0 where none was named."""
+    params = row.seq.request.params
+    named_PX = np.zeros((size, MAX_LOGPROB_TOKEN_IDS), np.int32)
+    for i in range(count):
+        at = start + i - (params.prompt_logprob_start or 0)
+        if params.prompt_logprob_token_ids and 0 <= at < len(params.prompt_logprob_token_ids):
+            ids = [token for token in params.prompt_logprob_token_ids[at] if token >= 0]
+            named_PX[i, : len(ids)] = ids
+    return named_PX
+
+
+def _to_host(outputs: LogprobOutputs) -> LogprobRows:
+    fetched = jax.device_get(outputs)
+    return LogprobRows(
+        fetched.chosen_P, fetched.rank_P, fetched.top_ids_PX, fetched.top_values_PX, fetched.named_values_PX
+    )

@@ -1,0 +1,101 @@
+"""The runner on a JAX device: the model's programs, the KV cache and the sampler."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.batch.builder import BatchBuilder, StepArrays
+from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.kv_cache.layout import KVCache
+from jaxinfer.kv_cache.manager import BlockCopy
+from jaxinfer.runner.device_sampler import DeviceSampler, PendingScores, SampledStep
+from jaxinfer.runner.programs import ModelPrograms
+from jaxinfer.runner.protocol import StepResult, scored_range
+from jaxinfer.scheduler.plan import StepPlan
+
+
+@dataclass(frozen=True)
+class _JaxHandle:
+    sampled: SampledStep
+    scores: dict[int, PendingScores]
+
+    def result(self) -> StepResult:
+        tokens, healthy, logprobs = self.sampled.fetch()
+        return StepResult(tokens, healthy, logprobs, {i: score.fetch() for i, score in self.scores.items()})
+
+
+class JaxRunner:
+    """Dispatches steps asynchronously; device order is dispatch order, so a block may change hands between steps."""
+
+    def __init__(
+        self,
+        programs: ModelPrograms,
+        kv_cache: KVCache,
+        plan: CompilePlan,
+        *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        hidden_size: int,
+        dtype: jnp.dtype,
+    ) -> None:
+        self._programs = programs
+        self._kv_cache = kv_cache
+        self._plan = plan
+        self._sampler = DeviceSampler(vocab_size, plan, eos_token_ids)
+        self._hidden = jnp.zeros((plan.token_buckets[-1], hidden_size), dtype)
+
+    @property
+    def kv_cache(self) -> KVCache:
+        """The device arrays as of the last dispatched step; for tests and tools."""
+        return self._kv_cache
+
+    def dispatch(self, plan: StepPlan, arrays: StepArrays) -> _JaxHandle:
+        self._sampler.prepare(plan)
+        if plan.copies:
+            self._copy(plan.copies)
+        self._backbone(arrays)
+        sampled = self._sampler.sample(arrays.sampled_rows, self._logits, arrays)
+        scores: dict[int, PendingScores] = {}
+        offset = 0
+        for index, row in enumerate(plan.rows):
+            if len(range(*scored_range(row))):
+                scores[index] = self._sampler.score(row, lambda start, rows, o=offset: self._logits(o + start + rows))
+            offset += row.num_tokens
+        return _JaxHandle(sampled, scores)
+
+    def warm_up(self, builder: BatchBuilder, progress: Callable[[int, int], None] | None = None) -> None:
+        """Runs every program of the plan once, on padding.
+
+        Args:
+            progress: called with the number of programs done and in total.
+        """
+        runs: list[Callable[[], object]] = [
+            lambda bucket=bucket: self._backbone(builder.empty(bucket)) for bucket in self._plan.token_buckets
+        ]
+        runs += self._sampler.warm_ups(self._logits)
+        runs.append(lambda: self._copy((BlockCopy(0, 0, 0),)))
+        for done, run in enumerate(runs, start=1):
+            run()
+            if progress is not None:
+                progress(done, len(runs))
+        jax.block_until_ready(self._kv_cache)
+
+    def _backbone(self, arrays: StepArrays) -> None:
+        self._kv_cache, self._hidden = self._programs.backbone(
+            self._kv_cache, self._hidden, self._sampler.newest_W, arrays.packed, arrays.token_bucket
+        )
+
+    def _logits(self, index_P: np.ndarray) -> jax.Array:
+        return self._programs.head(self._hidden, index_P.astype(np.int32))
+
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Copies in order, as many per call as the program has pairs; padding copies block 0 onto itself."""
+        size = self._plan.copied_blocks
+        for start in range(0, len(copies), size):
+            pairs_GC2 = np.zeros((self._plan.num_groups, size, 2), np.int32)
+            for i, copy in enumerate(copies[start : start + size]):
+                pairs_GC2[copy.group, i] = copy.source, copy.target
+            self._kv_cache = self._programs.copy_blocks(self._kv_cache, pairs_GC2)

@@ -1,0 +1,122 @@
+"""The compiled programs of a model: embedding, layer segments, head, block copy. Pure functions over flat tuples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.batch.forward_batch import ForwardBatch
+from jaxinfer.batch.packing import Packing
+from jaxinfer.kv_cache.layout import KVCache
+from jaxinfer.models.segments import Leaves, Ropes, SegmentedModel, run_segment
+
+
+@dataclass(frozen=True)
+class SegmentProgram:
+    """One segment with its weights bound to a program that equal segments share."""
+
+    run: Callable[..., tuple[jax.Array, KVCache]]
+    leaves: Leaves
+    first: int
+    stop: int
+
+
+class ModelPrograms:
+    """A loaded model as jitted functions. KV cache and hidden states are donated, nothing else.
+
+    Args:
+        params: parameters by path.
+        groups: KV group of each layer.
+    """
+
+    def __init__(
+        self, model: SegmentedModel, params: dict[str, jax.Array], plan: CompilePlan, groups: tuple[int, ...]
+    ) -> None:
+        self._embed_leaves = tuple(params[path] for path in model.embed_paths)
+        self._head_leaves = tuple(params[path] for path in model.head_paths)
+        self._embed = jax.jit(partial(_embed, model.embed, plan), static_argnums=(3,))
+        self._head = jax.jit(partial(_head, model.head))
+        self._store = jax.jit(_store, donate_argnums=(0,))
+        self._copy = jax.jit(partial(_copy_blocks, groups), donate_argnums=(0,))
+        shared = {
+            kind: jax.jit(partial(run_segment, kind), donate_argnums=(1, 2))
+            for kind in {segment.kind for segment in model.segments}
+        }
+        self._segments = [
+            SegmentProgram(
+                shared[segment.kind],
+                tuple(params[path] for path in segment.paths),
+                segment.first,
+                segment.first + segment.num_layers,
+            )
+            for segment in model.segments
+        ]
+
+    def backbone(
+        self, kv_cache: KVCache, hidden_XD: jax.Array, newest_W: jax.Array, packed: jax.Array, token_bucket: int
+    ) -> tuple[KVCache, jax.Array]:
+        """Runs all layers of a step.
+
+        Returns:
+            The cache, and the buffer whose first T rows are the step's hidden states before the final norm. The
+            buffer has one size for all T, so head programs do not depend on T.
+        """
+        x_TD, ropes, batch = self._embed(self._embed_leaves, newest_W, packed, token_bucket)
+        new_cache = list(kv_cache)
+        for segment in self._segments:
+            part = kv_cache[segment.first : segment.stop]
+            x_TD, part = segment.run(segment.leaves, part, x_TD, ropes, batch)
+            new_cache[segment.first : segment.stop] = part
+        return tuple(new_cache), self._store(hidden_XD, x_TD)
+
+    def head(self, hidden_XD: jax.Array, index_P: jax.Array) -> jax.Array:
+        """Float32 logits [P, V] of the given rows of the buffer."""
+        return self._head(self._head_leaves, hidden_XD, index_P)
+
+    def copy_blocks(self, kv_cache: KVCache, pairs_GC2: jax.Array) -> KVCache:
+        """Copies blocks (source, target) of each group in all its layers; all sources are read before any is written."""
+        return self._copy(kv_cache, pairs_GC2)
+
+
+def _embed(
+    embed: Callable[[Leaves, ForwardBatch], tuple[jax.Array, Ropes]],
+    plan: CompilePlan,
+    leaves: Leaves,
+    newest_W: jax.Array,
+    packed: jax.Array,
+    token_bucket: int,
+) -> tuple[jax.Array, Ropes, ForwardBatch]:
+    batch = Packing.make(plan, token_bucket).unpack(packed)
+    ids_T = batch.token_ids_T
+    # A negative id names the batch slot whose newest token is meant.
+    batch = replace(batch, token_ids_T=jnp.where(ids_T < 0, newest_W[jnp.maximum(-ids_T - 1, 0)], ids_T))
+    return *embed(leaves, batch), batch
+
+
+def _head(
+    head: Callable[[Leaves, jax.Array], jax.Array], leaves: Leaves, hidden_XD: jax.Array, index_P: jax.Array
+) -> jax.Array:
+    return head(leaves, hidden_XD[index_P])
+
+
+def _store(hidden_XD: jax.Array, x_TD: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(hidden_XD, x_TD.astype(hidden_XD.dtype), (0, 0))
+
+
+def _copy_blocks(groups: tuple[int, ...], kv_cache: KVCache, pairs_GC2: jax.Array) -> KVCache:
+    def copy(pool_NKSh: jax.Array, pairs_C2: jax.Array) -> jax.Array:
+        rows_CKSh = jnp.take(pool_NKSh, pairs_C2[:, 0], axis=0, mode="clip")
+
+        def write(i: jax.Array, pool: jax.Array) -> jax.Array:
+            row = jax.lax.dynamic_slice_in_dim(rows_CKSh, i, 1)
+            return jax.lax.dynamic_update_slice_in_dim(pool, row, pairs_C2[i, 1], 0)
+
+        return jax.lax.fori_loop(0, pairs_C2.shape[0], write, pool_NKSh)
+
+    return tuple(
+        replace(kv, k_NKSh=copy(kv.k_NKSh, pairs_GC2[g]), v_NKSh=copy(kv.v_NKSh, pairs_GC2[g]))
+        for kv, g in zip(kv_cache, groups, strict=True)
+    )

@@ -1,0 +1,75 @@
+"""What the engine asks of a device: dispatch a step, and later give its results."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from jaxinfer.batch.builder import StepArrays
+from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+
+
+@dataclass(frozen=True)
+class LogprobRows:
+    """Log-probabilities of P positions on the host; see ``LogprobOutputs`` for the fields."""
+
+    chosen_P: np.ndarray
+    rank_P: np.ndarray
+    top_ids_PX: np.ndarray
+    top_values_PX: np.ndarray
+    named_values_PX: np.ndarray
+
+
+@dataclass(frozen=True)
+class ScoredChunk:
+    """Log-probabilities of the prompt tokens that a row's positions predict.
+
+    Attributes:
+        first: position of the first predicted token.
+        logprobs: one row per predicted token.
+    """
+
+    first: int
+    logprobs: LogprobRows
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Results of a step.
+
+    Attributes:
+        tokens: int32, one per sampled row.
+        healthy: bool, False where the logits were not finite.
+        logprobs: per sampled row, if any row asked for them.
+        scores: scored chunks by index of the plan's row.
+    """
+
+    tokens: np.ndarray
+    healthy: np.ndarray
+    logprobs: LogprobRows | None
+    scores: dict[int, ScoredChunk]
+
+
+class StepHandle(Protocol):
+    """A dispatched step."""
+
+    def result(self) -> StepResult:
+        """Waits for the step and fetches what it computed."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes steps, in the order of dispatch."""
+
+    def dispatch(self, plan: StepPlan, arrays: StepArrays) -> StepHandle:
+        """Starts a step and returns at once. Newly sampled tokens stay on the device for the next step."""
+        ...
+
+
+def scored_range(row: ScheduledRow) -> tuple[int, int]:
+    """Prompt positions (first, stop) whose log-probabilities this row yields; empty if none were asked for."""
+    params = row.seq.request.params
+    first = row.start + 1
+    if params.prompt_logprobs is None or row.seq.index > 0:
+        return first, first
+    return first, min(row.start + row.num_tokens + 1, row.seq.num_prompt)

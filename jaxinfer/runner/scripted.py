@@ -1,0 +1,70 @@
+"""A runner whose logits the test decides; sampler, scheduler and block pool are the real ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.batch.builder import StepArrays
+from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.request import Request
+from jaxinfer.runner.device_sampler import DeviceSampler, SampledStep
+from jaxinfer.runner.protocol import ScoredChunk, StepResult, scored_range
+from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+
+Script = Callable[[Request, int, int], np.ndarray]
+"""(request, choice index, position) -> float32 logits [V] for the token at that position."""
+
+
+@dataclass(frozen=True)
+class _ScriptedHandle:
+    sampled: SampledStep
+    scores: dict[int, ScoredChunk]
+
+    def result(self) -> StepResult:
+        tokens, healthy, logprobs = self.sampled.fetch()
+        return StepResult(tokens, healthy, logprobs, self.scores)
+
+
+class ScriptedRunner:
+    """Runs the real sampler on logits that a script gives by position.
+
+    Args:
+        script: what the model would say.
+        record: if given, every step's plan is appended to it.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        vocab_size: int,
+        plan: CompilePlan,
+        eos_token_ids: tuple[int, ...] = (),
+        record: list[StepPlan] | None = None,
+    ) -> None:
+        self.script = script
+        self._sampler = DeviceSampler(vocab_size, plan, eos_token_ids)
+        self._record = record
+
+    def dispatch(self, plan: StepPlan, arrays: StepArrays) -> _ScriptedHandle:
+        if self._record is not None:
+            self._record.append(plan)
+        self._sampler.prepare(plan)
+        logits = [self._logits(row, row.start + row.num_tokens) for row in arrays.sampled_rows]
+        sampled = self._sampler.sample(arrays.sampled_rows, lambda index_P: self._stack(logits, len(index_P)), arrays)
+        scores = {i: self._score(row) for i, row in enumerate(plan.rows) if len(range(*scored_range(row)))}
+        return _ScriptedHandle(sampled, scores)
+
+    def _score(self, row: ScheduledRow) -> ScoredChunk:
+        first, stop = scored_range(row)
+        logits = [self._logits(row, position) for position in range(first, stop)]
+        return self._sampler.score(row, lambda start, index_P: self._stack(logits[start:], len(index_P))).fetch()
+
+    def _logits(self, row: ScheduledRow, position: int) -> np.ndarray:
+        return self.script(row.seq.request, row.seq.index, position)
+
+    def _stack(self, logits: list[np.ndarray], bucket: int) -> jnp.ndarray:
+        logits = logits[:bucket]
+        padding = [np.zeros_like(logits[0])] * (bucket - len(logits))
+        return jnp.asarray(np.stack(logits + padding), jnp.float32)

@@ -1,0 +1,101 @@
+"""One sampling step on the device."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.sampling.edits import any_edit, edit
+from jaxinfer.sampling.groups import GROUP, finite_rows, first_argmax, group_max, group_sum, split_groups
+from jaxinfer.sampling.inputs import SamplerOutputs, SamplerState, SamplingInputs
+from jaxinfer.sampling.law import Law, draw, uniforms, untruncated, weights
+from jaxinfer.sampling.logprobs import no_logprobs, sampled_logprobs
+from jaxinfer.sampling.state import record
+from jaxinfer.sampling.truncation import truncate
+
+
+def sample(
+    logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState
+) -> tuple[SamplerOutputs, SamplerState]:
+    """Samples one token per row; pure and jittable, with ``state`` meant to be donated.
+
+    Order: logit bias, allowed tokens, penalties, temperature, top-k, top-p, min-p; then inverse CDF in
+    token-id order from the one uniform number of (key, position). Greedy rows take the largest edited logit,
+    ties to the lowest id. What a row gets depends on that row alone, whatever its neighbours are and however
+    many rows are padded.
+
+    Args:
+        logits_PV: of the model; any float type, computed in float32.
+        inputs: parameters of the rows.
+        state: tokens seen so far of each batch slot.
+
+    Returns:
+        Tokens with their health and log-probabilities, and the state with the tokens recorded. An unhealthy
+        row has token 0.
+    """
+    logits_PV = logits_PV.astype(jnp.float32)
+
+    def greedy_only() -> SamplerOutputs:
+        token_P, healthy_P, _ = _choose_greedily(logits_PV, finite_rows(logits_PV))
+        return SamplerOutputs(token_P, healthy_P, no_logprobs(inputs))
+
+    def anything() -> SamplerOutputs:
+        return _sample(logits_PV, inputs, state)
+
+    # One conditional around all that reads the state, so that it is dead when the tokens are recorded in
+    # place.
+    work = any_edit(inputs) | inputs.any_random | inputs.any_logprobs
+    outputs = lax.cond(work, anything, greedy_only)
+    return outputs, record(state, inputs.slot_P, outputs.token_P)
+
+
+def _sample(logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState) -> SamplerOutputs:
+    finite_P = finite_rows(logits_PV)
+    edited_PV = lax.cond(any_edit(inputs), lambda: edit(logits_PV, inputs, state), lambda: logits_PV)
+    greedy_P, healthy_P, max_PG = _choose_greedily(edited_PV, finite_P)
+    law = untruncated(max_PG.max(-1), inputs)
+
+    def randomly() -> tuple[jax.Array, Law]:
+        edited_PGJ = split_groups(edited_PV)
+        kept_law, mass_PG = _truncated(edited_PGJ, edited_PV.shape[1], max_PG, law, healthy_P, inputs)
+        drawn_P = draw(edited_PGJ, kept_law, mass_PG, uniforms(inputs.key_P2, inputs.position_P))
+        return jnp.where(inputs.temperature_P > 0, drawn_P, greedy_P), kept_law
+
+    token_P, law = lax.cond(inputs.any_random, randomly, lambda: (greedy_P, law))
+    token_P = jnp.where(healthy_P, token_P, 0)
+    logprobs = sampled_logprobs(logits_PV, edited_PV, token_P, law, inputs)
+    return SamplerOutputs(token_P=token_P, healthy_P=healthy_P, logprobs=logprobs)
+
+
+def _choose_greedily(logits_PV: jax.Array, finite_P: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Greedy token, health, and group maxima of each row."""
+    logits_PGJ = split_groups(logits_PV)
+    max_PG = group_max(logits_PGJ)
+    healthy_P = finite_P & jnp.isfinite(max_PG.max(-1))
+    return jnp.where(healthy_P, first_argmax(logits_PGJ, max_PG), 0), healthy_P, max_PG
+
+
+def _truncated(
+    logits_PGJ: jax.Array,
+    vocab: int,
+    max_PG: jax.Array,
+    law: Law,
+    healthy_P: jax.Array,
+    inputs: SamplingInputs,
+) -> tuple[Law, jax.Array]:
+    """The processed law, and the group sums of its weights."""
+    mass_PG = group_sum(weights(logits_PGJ, law))
+
+    def truncated() -> tuple[Law, jax.Array]:
+        on_P = healthy_P & (inputs.temperature_P > 0)  # others would make the search run to its end
+        kept = truncate(
+            logits_PGJ,
+            max_PG,
+            law,
+            mass_PG,
+            jnp.where(on_P & (inputs.top_k_P < vocab), inputs.top_k_P, logits_PGJ.shape[1] * GROUP),
+            jnp.where(on_P, inputs.top_p_P, 1.0),
+            jnp.where(on_P, inputs.min_p_P, 0.0),
+        )
+        return kept, group_sum(weights(logits_PGJ, kept))
+
+    return lax.cond(inputs.any_truncation, truncated, lambda: (law, mass_PG))

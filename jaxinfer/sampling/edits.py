@@ -1,0 +1,44 @@
+"""Edits of the logits before they become a law: logit bias, allowed tokens, penalties; in this order."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.sampling.inputs import SamplerState, SamplingInputs
+
+
+def edit(logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState) -> jax.Array:
+    """Edited logits, float32 [P, V]; a row without edits keeps its values."""
+    logits_PV = lax.cond(inputs.any_bias, _add_bias, lambda x_PV, _: x_PV, logits_PV, inputs)
+    logits_PV = lax.cond(inputs.any_mask, _mask, lambda x_PV, _: x_PV, logits_PV, inputs)
+    return lax.cond(inputs.any_penalty, _penalise, lambda x_PV, *_: x_PV, logits_PV, inputs, state)
+
+
+def any_edit(inputs: SamplingInputs) -> jax.Array:
+    """Whether ``edit`` changes anything, bool scalar."""
+    return inputs.any_bias | inputs.any_mask | inputs.any_penalty
+
+
+def _add_bias(logits_PV: jax.Array, inputs: SamplingInputs) -> jax.Array:
+    row_P1 = jnp.arange(logits_PV.shape[0])[:, None]
+    return logits_PV.at[row_P1, inputs.bias_ids_PB].add(inputs.bias_values_PB, mode="drop")
+
+
+def _mask(logits_PV: jax.Array, inputs: SamplingInputs) -> jax.Array:
+    rows, vocab = logits_PV.shape
+    bits_PX32 = (inputs.allowed_PX[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    allowed_PV = bits_PX32.reshape(rows, -1)[:, :vocab] != 0
+    return jnp.where(allowed_PV, logits_PV, -jnp.inf)
+
+
+def _penalise(logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState) -> jax.Array:
+    """Repetition penalty (CTRL, arXiv:1909.05858) over prompt and output; frequency and presence over
+    the output.
+    """
+    count_PV = state.output_counts_WV[inputs.slot_P]
+    seen_PV = state.prompt_seen_WV[inputs.slot_P] | (count_PV > 0)
+    repetition_P1 = inputs.repetition_penalty_P[:, None]
+    weaker_PV = jnp.where(logits_PV > 0, logits_PV / repetition_P1, logits_PV * repetition_P1)
+    logits_PV = jnp.where(seen_PV, weaker_PV, logits_PV)
+    logits_PV -= inputs.frequency_penalty_P[:, None] * count_PV
+    return logits_PV - inputs.presence_penalty_P[:, None] * (count_PV > 0)

@@ -1,0 +1,117 @@
+"""Passes over the vocabulary, cut into groups of 128 tokens in id order.
+
+Two levels keep every pass a plain streaming reduction: the vocabulary is neither sorted nor scanned. Sums add
+at most 16 numbers per reduction, in an order that does not depend on how many rows there are, so the results
+of a row are the same bits for every number of padded rows.
+
+Letters: G groups of the vocabulary, J = 128 tokens of a group, C candidates.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+GROUP = 128
+_FAN = 16
+
+
+def split_groups(x_PV: jax.Array) -> jax.Array:
+    """Cuts [P, V] into [P, G, J]; a ragged end is filled with -inf."""
+    rows, vocab = x_PV.shape
+    x_PV = jnp.pad(x_PV, ((0, 0), (0, -vocab % GROUP)), constant_values=-jnp.inf)
+    return x_PV.reshape(rows, -1, GROUP)
+
+
+def take_group(x_PGJ: jax.Array, group_P: jax.Array) -> jax.Array:
+    """One group of each row, [P, J]."""
+    return jnp.take_along_axis(x_PGJ, group_P[:, None, None], axis=1)[:, 0]
+
+
+def group_max(x_PGJ: jax.Array) -> jax.Array:
+    """Largest entry of each group, [P, G]. NaN may be ignored: see ``finite_rows``."""
+    return x_PGJ.max(-1)
+
+
+def group_sum(x_PGJ: jax.Array) -> jax.Array:
+    """Sum of each group, [P, G]."""
+    rows, groups, _ = x_PGJ.shape
+    return x_PGJ.reshape(rows, groups, GROUP // _FAN, _FAN).sum(2).sum(-1)
+
+
+def row_sum(x_PGJ: jax.Array) -> jax.Array:
+    """Sum of each row, [P], where the groups do not matter: folded in halves, which vectorises on CPUs."""
+    folded_PX = x_PGJ.reshape(x_PGJ.shape[0], -1)
+    for _ in range(3):
+        half = folded_PX.shape[1] // 2
+        folded_PX = folded_PX[:, :half] + folded_PX[:, half:]
+    return total(folded_PX.reshape(folded_PX.shape[0], -1, _FAN).sum(-1))
+
+
+def total(x_PG: jax.Array) -> jax.Array:
+    """Sum over the last axis, [P]."""
+    while x_PG.shape[-1] > 1:
+        padded_PG = jnp.pad(x_PG, ((0, 0), (0, -x_PG.shape[-1] % _FAN)))
+        x_PG = padded_PG.reshape(x_PG.shape[0], -1, _FAN).sum(-1)
+    return x_PG[:, 0]
+
+
+def prefix_sums(x_PG: jax.Array) -> jax.Array:
+    """Inclusive prefix sums along the last axis, in log16(G) levels (``jnp.cumsum`` is slow on CPUs)."""
+    rows, size = x_PG.shape
+    padded_PGF = jnp.pad(x_PG, ((0, 0), (0, -size % _FAN))).reshape(rows, -1, _FAN)
+    lower_FF = jnp.tri(_FAN, dtype=bool)
+    inner_PGF = jnp.where(lower_FF, padded_PGF[:, :, None, :], 0).sum(-1)
+    if inner_PGF.shape[1] > 1:
+        ends_PG = prefix_sums(inner_PGF[:, :, -1])
+        inner_PGF += jnp.pad(ends_PG[:, :-1], ((0, 0), (1, 0)))[:, :, None]
+    return inner_PGF.reshape(rows, -1)[:, :size]
+
+
+def finite_rows(x_PV: jax.Array) -> jax.Array:
+    """Whether a row is free of NaN and +inf, [P]; -inf is fine.
+
+    A sum shows them where a maximum need not: XLA's fast CPU maximum drops NaN. A row whose finite entries
+    sum to more than the largest float32 counts as not finite.
+    """
+    return x_PV.sum(-1) < jnp.inf
+
+
+def first_argmax(x_PGJ: jax.Array, max_PG: jax.Array) -> jax.Array:
+    """Id of the largest entry of each row, ties to the lowest id, int32 [P]; one pass less than
+    ``jnp.argmax``.
+    """
+    group_P = jnp.argmax(max_PG, axis=-1).astype(jnp.int32)
+    inner_P = jnp.argmax(take_group(x_PGJ, group_P), axis=-1)
+    return group_P * GROUP + inner_P.astype(jnp.int32)
+
+
+def top_tokens(x_PGJ: jax.Array, max_PG: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The ``count`` largest entries of each row, best first, ties to the lowest id.
+
+    The groups with the ``count`` largest maxima hold them all, so only those are searched. ``count`` <= 128.
+
+    Returns:
+        Values [P, count] and ids int32 [P, count]. With fewer than ``count`` tokens in the vocabulary the
+        tail is -inf with ids beyond it.
+    """
+    rows, groups, _ = x_PGJ.shape
+    _, chosen_PG = lax.top_k(max_PG, min(count, groups))
+    chosen_PG = lax.sort(chosen_PG, is_stable=False)  # id order, so that ties go to the lowest id
+    candidates_PC = jnp.take_along_axis(x_PGJ, chosen_PG[:, :, None], axis=1).reshape(rows, -1)
+    # The barrier keeps XLA from turning a top-k whose places nobody reads into a full sort.
+    values_PX, place_PX = lax.optimization_barrier(lax.top_k(candidates_PC, count))
+    group_PX = jnp.take_along_axis(chosen_PG, place_PX // GROUP, axis=1)
+    return values_PX, group_PX * GROUP + place_PX % GROUP
+
+
+def pick(mass_PG: jax.Array, prefix_PG: jax.Array, target_P: jax.Array) -> jax.Array:
+    """Index of the first entry with positive mass whose prefix sum exceeds the target, int32 [P].
+
+    Rounding may leave no such entry; then the last one with positive mass.
+    """
+    index_G = jnp.arange(mass_PG.shape[-1], dtype=jnp.int32)
+    positive_PG = mass_PG > 0
+    beyond_PG = positive_PG & (prefix_PG > target_P[:, None])
+    first_P = jnp.where(beyond_PG, index_G, mass_PG.shape[-1]).min(-1)
+    last_P = jnp.where(positive_PG, index_G, 0).max(-1)
+    return jnp.minimum(first_P, last_P)

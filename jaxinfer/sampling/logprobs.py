@@ -1,0 +1,111 @@
+"""Log-probabilities of chosen, most likely and named tokens."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.sampling.groups import (
+    finite_rows,
+    group_max,
+    group_sum,
+    row_sum,
+    split_groups,
+    top_tokens,
+    total,
+)
+from jaxinfer.sampling.inputs import MAX_LOGPROBS, LogprobOutputs, SamplingInputs
+from jaxinfer.sampling.law import Law, scores
+
+
+def score(logits_PV: jax.Array, target_P: jax.Array, named_ids_PX: jax.Array) -> LogprobOutputs:
+    """Raw log-probabilities, for example of prompt tokens: the log-softmax of the logits in float32.
+
+    Args:
+        logits_PV: of the model; any float type.
+        target_P: int32, the token at each position.
+        named_ids_PX: int32, further tokens that are asked for.
+
+    Returns:
+        Of each position. Rows whose logits hold NaN or +inf have NaN everywhere; -inf is the value of a token
+        whose logit is -inf.
+    """
+    logits_PV = logits_PV.astype(jnp.float32)
+    outputs = _score(logits_PV, target_P, named_ids_PX, jnp.bool_(True))
+    healthy_P = finite_rows(logits_PV)
+
+    def poison(x_PX: jax.Array) -> jax.Array:
+        shape = (-1,) + (1,) * (x_PX.ndim - 1)
+        return jnp.where(healthy_P.reshape(shape), x_PX, jnp.nan)
+
+    return LogprobOutputs(
+        chosen_P=poison(outputs.chosen_P),
+        rank_P=outputs.rank_P,
+        top_ids_PX=outputs.top_ids_PX,
+        top_values_PX=poison(outputs.top_values_PX),
+        named_values_PX=poison(outputs.named_values_PX),
+    )
+
+
+def sampled_logprobs(
+    logits_PV: jax.Array, edited_PV: jax.Array, token_P: jax.Array, law: Law, inputs: SamplingInputs
+) -> LogprobOutputs:
+    """Log-probabilities at the sampled positions, of the raw or the processed law, whichever a row asks for.
+
+    The processed law gives -inf to tokens that the row could not sample. All zeros unless ``any_logprobs``.
+
+    Args:
+        logits_PV, edited_PV: logits of the model and after the edits, float32.
+        token_P: int32, the sampled tokens.
+        law: processed law of each row, relative to the edited logits.
+        inputs: as for ``sample``.
+    """
+
+    def raw() -> LogprobOutputs:
+        return _score(logits_PV, token_P, inputs.named_ids_PX, inputs.any_named)
+
+    def mixed() -> LogprobOutputs:
+        processed_PV = scores(edited_PV, law)
+        chosen_PV = jnp.where(inputs.processed_logprobs_P[:, None], processed_PV, logits_PV)
+        return _score(chosen_PV, token_P, inputs.named_ids_PX, inputs.any_named)
+
+    def some() -> LogprobOutputs:
+        return lax.cond(jnp.any(inputs.processed_logprobs_P), mixed, raw)
+
+    return lax.cond(inputs.any_logprobs, some, lambda: no_logprobs(inputs))
+
+
+def no_logprobs(inputs: SamplingInputs) -> LogprobOutputs:
+    """Zeros in the place of log-probabilities that no row asks for."""
+    rows, named = inputs.named_ids_PX.shape
+    return LogprobOutputs(
+        chosen_P=jnp.zeros(rows, jnp.float32),
+        rank_P=jnp.zeros(rows, jnp.int32),
+        top_ids_PX=jnp.zeros((rows, MAX_LOGPROBS), jnp.int32),
+        top_values_PX=jnp.zeros((rows, MAX_LOGPROBS), jnp.float32),
+        named_values_PX=jnp.zeros((rows, named), jnp.float32),
+    )
+
+
+def _score(
+    scores_PV: jax.Array, target_P: jax.Array, named_ids_PX: jax.Array, any_named: jax.Array
+) -> LogprobOutputs:
+    """Log-softmax of float32 scores; finite rows only."""
+    scores_PGJ = split_groups(scores_PV)
+    max_PG = group_max(scores_PGJ)
+    max_P = max_PG.max(-1)
+    weight_PGJ = jnp.exp(scores_PGJ - max_P[:, None, None])
+    log_mass_P = max_P + jnp.log(total(group_sum(weight_PGJ)))
+    target_score_P = jnp.take_along_axis(scores_PV, target_P[:, None], axis=1)[:, 0]
+    above_PGJ = (scores_PGJ > target_score_P[:, None, None]).astype(jnp.int32)
+    top_values_PX, top_ids_PX = top_tokens(scores_PGJ, max_PG, MAX_LOGPROBS)
+
+    def named() -> jax.Array:
+        return jnp.take_along_axis(scores_PV, named_ids_PX, axis=1) - log_mass_P[:, None]
+
+    return LogprobOutputs(
+        chosen_P=target_score_P - log_mass_P,
+        rank_P=1 + row_sum(above_PGJ),
+        top_ids_PX=top_ids_PX,
+        top_values_PX=top_values_PX - log_mass_P[:, None],
+        named_values_PX=lax.cond(any_named, named, lambda: jnp.zeros(named_ids_PX.shape, jnp.float32)),
+    )

@@ -1,0 +1,88 @@
+"""What the sampler remembers of each batch slot, and how it changes; every change is in place when
+donated.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxinfer.sampling.inputs import SamplerState
+
+HISTORY_CHUNK = 1024
+"""Token ids per call of ``reset_slot``: one compiled shape for histories of any length."""
+
+
+def init_state(num_slots: int, vocab: int) -> SamplerState:
+    """Empty state of ``num_slots`` batch slots and a spare one, the last, for padded rows."""
+    return SamplerState(
+        newest_W=jnp.zeros(num_slots + 1, jnp.int32),
+        output_counts_WV=jnp.zeros((num_slots + 1, vocab), jnp.int32),
+        prompt_seen_WV=jnp.zeros((num_slots + 1, vocab), bool),
+    )
+
+
+def record(state: SamplerState, slot_P: jax.Array, token_P: jax.Array) -> SamplerState:
+    """Adds one sampled token to each slot. Slots are distinct, except the spare one, whose content
+    means nothing.
+    """
+    return replace(
+        state,
+        newest_W=state.newest_W.at[slot_P].set(token_P),
+        output_counts_WV=state.output_counts_WV.at[slot_P, token_P].add(1),
+    )
+
+
+def reset_slot(
+    state: SamplerState,
+    slot: jax.Array,
+    prompt_ids_X: jax.Array,
+    prompt_len: jax.Array,
+    output_ids_X: jax.Array,
+    output_len: jax.Array,
+    first: jax.Array,
+) -> SamplerState:
+    """Makes a slot remember one sequence; called once per chunk of its history. Jittable, with ``state``
+    donated.
+
+    Args:
+        state: of all slots.
+        slot: int32 scalar.
+        prompt_ids_X, output_ids_X: int32 [HISTORY_CHUNK], one chunk of each; padded with anything.
+        prompt_len, output_len: int32 scalars, how many ids of the chunk are real.
+        first: bool scalar; True forgets the slot's former sequence, False adds to it.
+
+    Returns:
+        The state; the newest token of the slot is the last output id given, if any.
+    """
+    vocab = state.output_counts_WV.shape[1]
+    column_X = jnp.arange(prompt_ids_X.shape[0])
+    prompt_X = jnp.where(column_X < prompt_len, prompt_ids_X, vocab)  # V is out of range: dropped
+    output_X = jnp.where(column_X < output_len, output_ids_X, vocab)
+    seen_V = lax.dynamic_index_in_dim(state.prompt_seen_WV, slot, keepdims=False) & ~first
+    count_V = jnp.where(first, 0, lax.dynamic_index_in_dim(state.output_counts_WV, slot, keepdims=False))
+    newest = jnp.where(first, 0, state.newest_W[slot])
+    newest = jnp.where(output_len > 0, output_ids_X[output_len - 1], newest)
+    seen_V = seen_V.at[prompt_X].set(True, mode="drop")
+    count_V = count_V.at[output_X].add(1, mode="drop")
+    return SamplerState(
+        newest_W=state.newest_W.at[slot].set(newest),
+        output_counts_WV=lax.dynamic_update_index_in_dim(state.output_counts_WV, count_V, slot, 0),
+        prompt_seen_WV=lax.dynamic_update_index_in_dim(state.prompt_seen_WV, seen_V, slot, 0),
+    )
+
+
+def history_chunks(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Arguments, after state and slot, of the ``reset_slot`` calls that load a history; at least one call."""
+    length = max(len(prompt_ids), len(output_ids), 1)
+    for start in range(0, length, HISTORY_CHUNK):
+        arrays: list[np.ndarray] = []
+        for ids in (prompt_ids, output_ids):
+            chunk = ids[start : start + HISTORY_CHUNK]
+            padded_X = np.zeros(HISTORY_CHUNK, np.int32)
+            padded_X[: len(chunk)] = chunk
+            arrays += [padded_X, np.asarray(len(chunk), np.int32)]
+        yield (*arrays, np.asarray(start == 0))

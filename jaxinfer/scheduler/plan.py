@@ -1,0 +1,47 @@
+"""The result of scheduling: what the next step computes."""
+
+from dataclasses import dataclass
+
+from jaxinfer.kv_cache.manager import BlockCopy
+from jaxinfer.request import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """The tokens of one sequence in a step.
+
+    Attributes:
+        start: position of the first token to compute.
+        num_tokens: at least 1.
+        samples: the last token's logits are sampled; False for prefill chunks that do not reach the end.
+        epoch: the sequence's epoch when it was planned.
+        num_outputs: tokens that the sequence had generated, those in flight included.
+    """
+
+    seq: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+    epoch: int
+    num_outputs: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step.
+
+    Attributes:
+        rows: in the order of the batch.
+        admitted: sequences that took a batch slot in this pass; their slots' sampler state must be set.
+        copies: blocks to copy before anything is written.
+        preempted: number of sequences that lost their blocks in this pass.
+    """
+
+    rows: tuple[ScheduledRow, ...]
+    admitted: tuple[Sequence, ...]
+    copies: tuple[BlockCopy, ...]
+    preempted: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)

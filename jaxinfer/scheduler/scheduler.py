@@ -1,0 +1,250 @@
+"""What runs in the next step: pure host logic over sequences, blocks and batch slots."""
+
+import bisect
+from collections.abc import Iterable
+
+from jaxinfer.config import SchedulerConfig
+from jaxinfer.kv_cache.manager import BlockCopy, KVCacheManager
+from jaxinfer.request import FinishReason, QueueFullError, Sequence, Status
+from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+from jaxinfer.scheduler.queue import WaitingQueue
+
+
+class Scheduler:
+    """Plans steps under a token budget, mixing decodes with prefill chunks.
+
+    Everything is "compute the next n tokens of a sequence": prefill, chunks, decode, prefix hits, recompute after a
+    preemption. The most urgent sequences are planned first, so the most urgent one always makes progress and the
+    least urgent is the one that loses its blocks when there are too few.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        self.config = config
+        self.kv = kv
+        self.waiting = WaitingQueue(config.policy == "priority")
+        self.running: list[Sequence] = []
+        """Sorted, most urgent first."""
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._pass = _Pass(0)
+
+    # ---- the life of a sequence
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Queues the sequences of one request.
+
+        Raises:
+            QueueFullError: an admission limit is reached; nothing was queued.
+        """
+        limit, token_limit = self.config.max_waiting_seqs, self.config.max_waiting_tokens
+        if limit is not None and len(self.waiting) + len(sequences) > limit:
+            raise QueueFullError(f"{len(self.waiting)} sequences are waiting and the limit is {limit}")
+        tokens = self.waiting.num_prompt_tokens
+        if token_limit is not None and tokens and tokens + sequences[0].num_prompt > token_limit:
+            raise QueueFullError(f"{tokens} prompt tokens are waiting and the limit is {token_limit}")
+        for seq in sequences:
+            self.waiting.add(seq)
+
+    def finish(self, seq: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Ends a sequence in whatever state it is and frees all it holds; a second call does nothing.
+
+        Steps in flight may still write to its blocks: they run before any step that gets these blocks, and their
+        results are dropped at commit.
+        """
+        if seq.status is Status.FINISHED:
+            return
+        if seq.status is Status.WAITING:
+            self.waiting.remove(seq)
+        else:
+            self._leave(seq)
+            self.running.remove(seq)
+        seq.status = Status.FINISHED
+        seq.finish_reason = reason
+        seq.stop_reason = stop_reason
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def live_sequences(self) -> Iterable[Sequence]:
+        yield from self.running
+        yield from self.waiting
+
+    # ---- one pass
+
+    def schedule(self) -> StepPlan | None:
+        """Plans the next step; None if nothing can run before a result comes back."""
+        self._pass = _Pass(self.config.max_num_batched_tokens)
+        for seq in list(self.running):
+            if self._pass.budget == 0:
+                break
+            if seq.status is Status.RUNNING:
+                self._plan_running(seq)
+        self._admit_waiting()
+        return self._finish_pass()
+
+    def _plan_running(self, seq: Sequence) -> None:
+        count = self._next_tokens(seq)
+        if count == 0:
+            return
+        while not self.kv.extend(seq, seq.num_computed + count):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return
+        self._pass.plan(seq, count)
+
+    def _admit_waiting(self) -> None:
+        """Admits from the head of the queue only: nobody passes a sequence that waits for blocks.
+
+        Choices whose sibling still computes their common prompt, and preempted sequences whose newest token is
+        still in flight, are passed over: they wait for a result, not for room. A pass that took blocks away from
+        somebody admits nobody.
+        """
+        if self._pass.preempted:
+            return
+        for seq in list(self.waiting):
+            if self._pass.budget == 0:
+                return
+            if seq.num_in_flight or self._waits_for_parent(seq):
+                continue
+            if not self._free_slots and not self._make_room_for(seq):
+                return
+            while not self._admit(seq):
+                if not self._make_room_for(seq):
+                    return
+
+    def _admit(self, seq: Sequence) -> bool:
+        parent = seq.parent
+        shared = seq.num_prompt - 1
+        if (
+            parent is not None
+            and parent.status is Status.RUNNING
+            and seq.num_tokens == seq.num_prompt
+            and shared > 0
+            and self.kv.can_fork(parent, shared)
+        ):
+            copies = self.kv.fork(parent, seq, shared)
+            computed = shared
+            count = 1
+            if copies is not None and not self.kv.extend(seq, seq.num_prompt):
+                self.kv.release(seq)
+                copies = None
+        else:
+            hit = self.kv.find(seq)
+            computed = hit.num_tokens
+            count = min(seq.num_tokens - computed, self._pass.budget, self._chunk_limit(seq, computed))
+            copies = self.kv.admit(seq, hit, computed + count, seq.num_tokens)
+        if copies is None:
+            return False
+        self.waiting.remove(seq)
+        bisect.insort(self.running, seq, key=self.waiting.key)
+        seq.status = Status.RUNNING
+        seq.slot = self._free_slots.pop()
+        seq.num_computed = seq.num_committed = computed
+        if seq.num_cached < 0:
+            seq.num_cached = computed
+        self._pass.admitted[seq] = copies
+        self._pass.plan(seq, count)
+        return True
+
+    def _waits_for_parent(self, seq: Sequence) -> bool:
+        parent = seq.parent
+        return (
+            parent is not None
+            and parent.status is not Status.FINISHED
+            and seq.num_tokens == seq.num_prompt
+            and parent.num_computed < parent.num_prompt
+        )
+
+    def _make_room_for(self, seq: Sequence) -> bool:
+        """Under the priority policy, takes slot and blocks of a strictly less urgent sequence that may still yield."""
+        if self.config.policy != "priority":
+            return False
+        victim = next((r for r in reversed(self.running) if r.yielded < self.config.max_preemptions), None)
+        if victim is None or victim.request.priority <= seq.request.priority:
+            return False
+        victim.yielded += 1
+        self._preempt(victim)
+        return True
+
+    def _next_tokens(self, seq: Sequence) -> int:
+        """How many tokens of a running sequence the next step may compute; 0 if it must wait for a result."""
+        remaining = seq.num_tokens - seq.num_computed
+        if remaining <= 0 or (seq.host_masked and seq.num_in_flight):
+            return 0
+        generated = len(seq.output_token_ids) + seq.num_in_flight
+        if generated >= seq.max_tokens and seq.num_computed >= seq.num_prompt:
+            return 0
+        return min(remaining, self._pass.budget, self._chunk_limit(seq, seq.num_computed))
+
+    def _chunk_limit(self, seq: Sequence, computed: int) -> int:
+        """Decodes are not limited; the chunk size applies to what is computed in bulk."""
+        chunk = self.config.chunk_size
+        return self._pass.budget if chunk is None or seq.num_tokens - computed == 1 else chunk
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Takes blocks and slot away; what the sequence got in this very pass is taken back as well."""
+        self._pass.cancel(seq)
+        self._leave(seq)
+        self.running.remove(seq)
+        seq.status = Status.WAITING
+        seq.num_computed = seq.num_committed = 0
+        seq.epoch += 1
+        seq.preemptions += 1
+        self._pass.preempted += 1
+        self.waiting.add(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        self.kv.release(seq)
+        self._free_slots.append(seq.slot)
+        seq.slot = -1
+
+    def _finish_pass(self) -> StepPlan | None:
+        rows = []
+        for seq, count in self._pass.planned.items():
+            end = seq.num_computed + count
+            samples = end == seq.num_tokens and seq.max_tokens > 0
+            generated = len(seq.output_token_ids) + seq.num_in_flight
+            rows.append(ScheduledRow(seq, seq.num_computed, count, samples, seq.epoch, generated))
+            seq.num_computed = end
+            seq.num_in_flight += samples
+        if not rows:
+            return None
+        copies = tuple(copy for copies in self._pass.admitted.values() for copy in copies)
+        return StepPlan(tuple(rows), tuple(self._pass.admitted), copies, self._pass.preempted)
+
+    # ---- results
+
+    def commit(self, row: ScheduledRow) -> None:
+        """Takes note that a row's K and V are computed and sound."""
+        if row.epoch == row.seq.epoch and row.seq.status is Status.RUNNING:
+            row.seq.num_committed = row.start + row.num_tokens
+            self.kv.commit(row.seq)
+
+    def check_integrity(self) -> None:
+        """Asserts that queues, slots and blocks agree."""
+        self.kv.check_integrity(self.running)
+        slots = sorted(seq.slot for seq in self.running) + sorted(self._free_slots)
+        assert sorted(slots) == list(range(self.config.max_num_seqs)), "batch slots were lost or given twice"
+        assert len(set(map(id, self.live_sequences()))) == len(self.running) + len(self.waiting)
+        assert all(seq.status is Status.RUNNING for seq in self.running)
+        assert all(seq.status is Status.WAITING and not any(seq.tables) for seq in self.waiting)
+
+
+class _Pass:
+    """What one scheduling pass has given out so far."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.planned: dict[Sequence, int] = {}
+        self.admitted: dict[Sequence, list[BlockCopy]] = {}
+        self.preempted = 0
+
+    def plan(self, seq: Sequence, count: int) -> None:
+        assert count > 0, "a planned sequence computes at least one token"
+        self.planned[seq] = count
+        self.budget -= count
+
+    def cancel(self, seq: Sequence) -> None:
+        self.budget += self.planned.pop(seq, 0)
+        self.admitted.pop(seq, None)

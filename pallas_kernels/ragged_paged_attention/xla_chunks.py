@@ -1,0 +1,107 @@
+"""What the loops of the XLA attention share: reading a chunk of the context, and the online softmax over chunks."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+# Slots per chunk. The same for every batch shape, so that a row's sums are formed in the same order everywhere.
+CHUNK_SLOTS = 128
+# Smaller than any score. It is finite, so that a query which has seen nothing yet needs no special case.
+LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a product of query and key becomes a logit."""
+
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+
+def blocks_per_chunk(slots: int, width: int) -> int:
+    """Blocks of ``slots`` slots that one chunk spans, for a table of ``width`` blocks."""
+    return min(width, max(1, CHUNK_SLOTS // slots))
+
+
+def read_chunk(pool_NKSh: jax.Array, block_BJ: jax.Array, owned_B: jax.Array) -> jax.Array:
+    """Reads J blocks of each of B sequences as float32 ``[B, K, J * S, h]``; slots from ``owned_B`` on are 0.
+
+    The pool itself is never converted: on CPUs a gather of bfloat16 would be, so its bits are gathered.
+    """
+    N, K, S, h = pool_NKSh.shape
+    B, J = block_BJ.shape
+    head_BKJ = block_BJ[:, None, :] * K + jnp.arange(K)[:, None]
+    bits_NC = _as_bits(pool_NKSh).reshape(N * K, S * h)
+    x_BKJC = _from_bits(jnp.take(bits_NC, head_BKJ.reshape(-1), axis=0, mode="clip"), pool_NKSh.dtype)
+    # The mask runs over the flat S * h axis: a loop of h = 64 elements would be unrolled instead of vectorized.
+    owned_BJ = (owned_B[:, None] - jnp.arange(J) * S) * h
+    mask_BJC = jnp.arange(S * h) < owned_BJ[:, :, None]
+    return jnp.where(mask_BJC[:, None], x_BKJC.reshape(B, K, J, S * h), 0.0).reshape(B, K, J * S, h)
+
+
+def _as_bits(pool: jax.Array) -> jax.Array:
+    if pool.dtype == jnp.bfloat16:
+        return jax.lax.bitcast_convert_type(pool, jnp.uint16)
+    return pool
+
+
+def _from_bits(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    if dtype == jnp.bfloat16:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32)
+    return x.astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """The state of an online softmax: running maximum, sum of exponentials, weighted sum of values."""
+
+    top_BKGt: jax.Array
+    sum_BKGt: jax.Array
+    out_BKGth: jax.Array
+
+
+jax.tree_util.register_dataclass(Softmax)
+
+
+def start(shape_BKGth: tuple[int, ...], sink_KG: jax.Array | None) -> Softmax:
+    """The state before the first chunk; a sink is a logit with value 0."""
+    shape_BKGt = shape_BKGth[:-1]
+    out_BKGth = jnp.zeros(shape_BKGth, jnp.float32)
+    if sink_KG is None:
+        return Softmax(jnp.full(shape_BKGt, LOWEST), jnp.zeros(shape_BKGt), out_BKGth)
+    return Softmax(jnp.broadcast_to(sink_KG[:, :, None], shape_BKGt), jnp.ones(shape_BKGt), out_BKGth)
+
+
+def step(
+    state: Softmax,
+    q_BKGth: jax.Array,
+    k_BKCh: jax.Array,
+    v_BKCh: jax.Array,
+    slot_BC: jax.Array,
+    position_Bt: jax.Array,
+    scoring: Scoring,
+) -> Softmax:
+    """Adds a chunk whose slots hold the positions ``slot_BC``; queries are scaled already."""
+    B, K, G, t, h = q_BKGth.shape
+    C = k_BKCh.shape[2]
+    q_BKPh = q_BKGth.reshape(B, K, G * t, h)
+    s_BKPC = jnp.einsum("bkch,bkph->bkcp", k_BKCh, q_BKPh).swapaxes(2, 3)
+    if scoring.soft_cap is not None:
+        s_BKPC = scoring.soft_cap * jnp.tanh(s_BKPC / scoring.soft_cap)
+    seen_BtC = slot_BC[:, None] <= position_Bt[:, :, None]
+    if scoring.window is not None:
+        seen_BtC &= slot_BC[:, None] > position_Bt[:, :, None] - scoring.window
+    s_BKGtC = jnp.where(seen_BtC[:, None, None], s_BKPC.reshape(B, K, G, t, C), -jnp.inf)
+    top_BKGt = jnp.maximum(state.top_BKGt, jnp.max(s_BKGtC, axis=-1))
+    p_BKGtC = jnp.exp(s_BKGtC - top_BKGt[..., None])
+    keep_BKGt = jnp.exp(state.top_BKGt - top_BKGt)
+    o_BKPh = jnp.einsum("bkpc,bkch->bkph", p_BKGtC.reshape(B, K, G * t, C), v_BKCh)
+    out_BKGth = state.out_BKGth * keep_BKGt[..., None] + o_BKPh.reshape(B, K, G, t, h)
+    return Softmax(top_BKGt, state.sum_BKGt * keep_BKGt + jnp.sum(p_BKGtC, axis=-1), out_BKGth)
+
+
+def finish(state: Softmax) -> jax.Array:
+    """The attention output; 0 for queries that saw nothing."""
+    return state.out_BKGth / jnp.where(state.sum_BKGt == 0, 1.0, state.sum_BKGt)[..., None]

@@ -1,0 +1,98 @@
+"""Attention of rows with one token (decodes): rows of similar length advance together, chunk by chunk."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.ragged_paged_attention.xla_chunks import (
+    Scoring,
+    Softmax,
+    blocks_per_chunk,
+    finish,
+    read_chunk,
+    start,
+    step,
+)
+
+GROUP_ROWS = 8
+
+
+def attend_rows(
+    q_RKGh: jax.Array,
+    k_NKSh: jax.Array,
+    v_NKSh: jax.Array,
+    block_table_RM: jax.Array,
+    context_len_R: jax.Array,
+    scoring: Scoring,
+    sink_KG: jax.Array | None,
+) -> jax.Array:
+    """Attention of one query per row, the last token of its context.
+
+    Rows are sorted by the chunks they need and processed in groups. One loop walks over all chunks of all groups, so
+    its cost follows the sum of the contexts; a row that needs less than its group adds exact zeros.
+
+    Args:
+        q_RKGh: float32, scaled.
+        context_len_R: 0 for rows to leave out.
+
+    Returns:
+        float32 ``[R, K, G, h]``; 0 for rows left out.
+    """
+    R, K, G, h = q_RKGh.shape
+    M = block_table_RM.shape[1]
+    S = k_NKSh.shape[2]
+    B = min(GROUP_ROWS, R)
+    J = blocks_per_chunk(S, M)
+    C = J * S
+    order_P, place_R, chunks_g, first_P, context_P = _plan(context_len_R, B, C, scoring.window)
+    q_PKGh = jnp.take(q_RKGh, order_P, axis=0, mode="clip")
+    table = block_table_RM.reshape(-1)
+
+    def body(carry: tuple[jax.Array, jax.Array, Softmax]) -> tuple[jax.Array, jax.Array, Softmax]:
+        group, i, state = carry
+        at = group * B
+        context_B = jax.lax.dynamic_slice_in_dim(context_P, at, B)
+        row_B = jax.lax.dynamic_slice_in_dim(order_P, at, B)
+        chunk_B = jax.lax.dynamic_slice_in_dim(first_P, at, B) + i
+        entry_BJ = row_B[:, None] * M + jnp.minimum(chunk_B[:, None] * J + jnp.arange(J), M - 1)
+        block_BJ = jnp.take(table, entry_BJ, mode="clip")
+        owned_B = context_B - chunk_B * C
+        old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, B), state)
+        new = step(
+            old,
+            jax.lax.dynamic_slice_in_dim(q_PKGh, at, B)[:, :, :, None],
+            read_chunk(k_NKSh, block_BJ, owned_B),
+            read_chunk(v_NKSh, block_BJ, owned_B),
+            chunk_B[:, None] * C + jnp.arange(C),
+            context_B[:, None] - 1,
+            scoring,
+        )
+        state = jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, at, 0), state, new)
+        last = i + 1 >= chunks_g[group]
+        return jnp.where(last, group + 1, group), jnp.where(last, 0, i + 1), state
+
+    groups = jnp.sum(chunks_g > 0)
+    init = (jnp.int32(0), jnp.int32(0), start((order_P.shape[0], K, G, 1, h), sink_KG))
+    _, _, state = jax.lax.while_loop(lambda carry: carry[0] < groups, body, init)
+    return finish(state)[place_R, :, :, 0]
+
+
+def _plan(context_len_R: jax.Array, B: int, C: int, window: int | None) -> tuple[jax.Array, ...]:
+    """Sorts the rows by the chunks they need.
+
+    Returns:
+        order_P: row at each place (padded to whole groups), place_R: place of each row, chunks_g: trips of each group,
+        first_P: first chunk of each place, context_P: context length of each place (0 for padding).
+    """
+    R = context_len_R.shape[0]
+    first_R = jnp.zeros_like(context_len_R)
+    if window is not None:
+        first_R = jnp.maximum(context_len_R - window, 0) // C
+    need_R = (context_len_R + C - 1) // C - first_R
+    order_R = jnp.argsort(-need_R)
+    place_R = jnp.zeros_like(order_R).at[order_R].set(jnp.arange(R))
+    pad = -R % B
+    order_P = jnp.pad(order_R, (0, pad))
+    real_P = jnp.arange(R + pad) < R
+    context_P = jnp.where(real_P, context_len_R[order_P], 0)
+    chunks_g = jnp.where(real_P, need_R[order_P], 0).reshape(-1, B).max(axis=1)
+    return order_P, place_R, chunks_g, first_R[order_P], context_P

@@ -1,0 +1,126 @@
+"""The command line: text on stdout, everything else on stderr."""
+
+import dataclasses
+import json
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from jaxinfer.checkpoints.errors import CheckpointError
+from jaxinfer.config import ConfigError, EngineConfig
+from jaxinfer.request import RequestError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="LLM inference on JAX. Any configuration value can be overridden: --cache.num-blocks 512.",
+)
+stderr = Console(stderr=True)
+
+DEFAULT_CONFIG = "configs/smollm2-135m.yaml"
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+ConfigOption = Annotated[str, typer.Option("--config", help="YAML file or model reference.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Log what the engine decides.")]
+
+
+def main() -> None:
+    """Runs the command line; errors of the user are one message, not a traceback."""
+    try:
+        app()
+    except (ConfigError, CheckpointError, RequestError, ValueError) as error:
+        stderr.print(f"[red]error:[/red] {error}", highlight=False, markup=True, soft_wrap=True)
+        sys.exit(2)
+
+
+@app.command(context_settings=OVERRIDES)
+def generate(
+    context: typer.Context,
+    prompt: Annotated[list[str], typer.Option("--prompt", help="Repeatable: all prompts run in one batch.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+    chat: Annotated[bool, typer.Option("--chat", help="Render each prompt as a user message.")] = False,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    n: int = 1,
+    max_tokens: int | None = 128,
+    stop: Annotated[list[str] | None, typer.Option("--stop")] = None,
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt: ids, text, logprobs.")] = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Generate text for one or more prompts."""
+    from jaxinfer.llm import LLM
+    from jaxinfer.sampling_params import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        n=n,
+        max_tokens=max_tokens,
+        stop=stop or (),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+    llm = LLM(_load(config, context.args, verbose))
+    if chat:
+        outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
+    else:
+        outputs = llm.generate(list(prompt), params)
+    for output in outputs:
+        if as_json:
+            print(json.dumps(dataclasses.asdict(output), default=str))
+        else:
+            for choice in output.outputs:
+                print(choice.text)
+
+
+@app.command(context_settings=OVERRIDES)
+def plan(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, verbose: VerboseOption = False) -> None:
+    """Show shape buckets, programs and memory: what will be compiled and what will fit."""
+    from serve.plan import print_plan
+
+    print_plan(_load(config, context.args, verbose))
+
+
+@app.command()
+def models() -> None:
+    """List the model architectures that can be loaded."""
+    from jaxinfer.models.registry import FAMILIES
+
+    table = Table("architecture", "module")
+    for name, entry in sorted(FAMILIES.items()):
+        table.add_row(name, entry.parse.__module__)
+    Console().print(table)
+
+
+def _load(config: str, extra: list[str], verbose: bool) -> EngineConfig:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr, format="%(message)s")
+    return EngineConfig.load(config, parse_overrides(extra))
+
+
+def parse_overrides(arguments: list[str]) -> dict[str, Any]:
+    """Configuration values from ``--scope.key value`` or ``--scope.key=value``; values are YAML scalars.
+
+    Raises:
+        ConfigError: an argument has another form.
+    """
+    values: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not name.startswith("--") or "." not in name or (not equals and not rest):
+            raise ConfigError(f"argument {name!r} is not known; overrides look like --cache.num-blocks 512")
+        text = value if equals else rest.pop(0)
+        values[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(text)
+    return values

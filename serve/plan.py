@@ -1,0 +1,56 @@
+"""``jaxinfer plan``: what will be compiled, and what will fit."""
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.build import ModelSetup, set_up_model
+from jaxinfer.engine.memory import fit_blocks
+from jaxinfer.kv_cache.allocate import bytes_per_block
+from jaxinfer.models.decoder import kv_specs
+
+
+def print_plan(config: EngineConfig) -> None:
+    """Prints buckets, programs and memory without loading weights."""
+    setup = set_up_model(config)
+    console = Console()
+    console.print(_programs(setup))
+    console.print(_memory(config, setup))
+
+
+def _programs(setup: ModelSetup) -> Table:
+    plan = setup.plan
+    table = Table("programs", "number", "sizes", title=f"{setup.plan.num_programs} programs")
+    table.add_row("backbone, by tokens", str(len(plan.token_buckets)), _sizes(plan.token_buckets))
+    heads = tuple(sorted({*plan.row_buckets, plan.scored_rows}))
+    table.add_row("head, by rows", str(len(heads)), _sizes(heads))
+    table.add_row("sampler, by rows", str(len(plan.row_buckets)), _sizes(plan.row_buckets))
+    table.add_row("scoring, block copy, slot reset", "3", "")
+    return table
+
+
+def _memory(config: EngineConfig, setup: ModelSetup) -> Table:
+    blocks = fit_blocks(config, setup.model, setup.plan, setup.windows, setup.groups, setup.cache_dtype)
+    size = config.cache.block_size
+    per_block = bytes_per_block(kv_specs(setup.model), setup.groups, size, setup.cache_dtype)
+    weights = sum(s.size * s.dtype.itemsize for s in setup.parts.shapes.values())
+    table = Table("memory", "MiB", "notes")
+    table.add_row("weights", _mib(weights), f"{len(setup.parts.shapes)} tensors, {setup.dtype}")
+    for window, count, block_bytes in zip(setup.windows, blocks, per_block):
+        name = "KV cache" if window is None else f"KV cache, window {window}"
+        tokens = (count - 1) * size
+        table.add_row(
+            name,
+            _mib(count * block_bytes),
+            f"{count} blocks of {size} tokens, {setup.cache_dtype}: {tokens} tokens, "
+            f"{tokens / setup.max_model_len:.1f} sequences of {setup.max_model_len}",
+        )
+    return table
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return " ".join(map(str, sizes))
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f}"
