@@ -192,7 +192,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"configuration file {path} is not valid YAML: {error}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"configuration file {path} must hold a mapping with the scopes {', '.join(_scopes())}")
+        raise ConfigError(
+            f"configuration file {path} must hold a mapping with the scopes {', '.join(_scopes())}"
+        )
     return tree
 
 
@@ -235,7 +237,9 @@ def _unknown_keys(tree: Mapping[str, Any]) -> list[str]:
             problems.append(f"{scope}: unknown scope{_nearest(scope, list(scopes))}")
         elif isinstance(values, Mapping):
             known = list(scopes[scope].model_fields)
-            problems += [f"{scope}.{k}: unknown key{_nearest(str(k), known)}" for k in values if k not in known]
+            problems += [
+                f"{scope}.{k}: unknown key{_nearest(str(k), known)}" for k in values if k not in known
+            ]
     return problems
 
 

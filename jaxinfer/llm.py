@@ -50,15 +50,15 @@ class LLM:
         """Generates for every prompt; the results are in the order of the prompts.
 
         Args:
-            prompts: one prompt or a list. A prompt is a string, ``{"prompt_token_ids": [...]}``, or a list of ids inside
-                a list of prompts.
+            prompts: one prompt or a list. A prompt is a string, ``{"prompt_token_ids": [...]}``, or, inside a list of
+                prompts, a list of ids.
             params: one for all, or one per prompt.
             progress: show a progress bar on stderr when there are several prompts.
 
         Raises:
             RequestError: a prompt or its parameters cannot be served; nothing was generated then.
         """
-        batch: list[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        batch: list[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)  # type: ignore[arg-type]
         per_prompt = _per_prompt(params or SamplingParams(), len(batch), "params")
         priorities = _per_prompt(priority, len(batch), "priority")
         requests = [self._process(p, s, priority=r) for p, s, r in zip(batch, per_prompt, priorities)]
@@ -92,7 +92,9 @@ class LLM:
             entries = output.prompt_logprobs
             assert isinstance(entries, list)
             ids = output.prompt_token_ids
-            totals.append(sum(entry[token].logprob for token, entry in zip(ids, entries) if entry is not None))
+            totals.append(
+                sum(entry[token].logprob for token, entry in zip(ids, entries) if entry is not None)
+            )
         return totals
 
     def _process(self, prompt: Prompt, params: SamplingParams, **options: Any) -> list[Sequence]:

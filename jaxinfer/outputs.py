@@ -46,6 +46,9 @@ class FlatLogprobs:
             self.decoded_tokens.append(entry.decoded_token)
         self.ends.append(len(self.token_ids))
 
+    def copy(self) -> "FlatLogprobs":
+        return FlatLogprobs(**{name: list(values) for name, values in vars(self).items()})
+
     def __len__(self) -> int:
         return len(self.starts)
 

@@ -1,5 +1,6 @@
 """The command line: text on stdout, everything else on stderr."""
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -42,7 +43,7 @@ def generate(
     context: typer.Context,
     prompt: Annotated[list[str], typer.Option("--prompt", help="Repeatable: all prompts run in one batch.")],
     config: ConfigOption = DEFAULT_CONFIG,
-    chat: Annotated[bool, typer.Option("--chat", help="Render each prompt as a user message.")] = False,
+    as_chat: Annotated[bool, typer.Option("--chat", help="Render each prompt as a user message.")] = False,
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -53,7 +54,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option("--stop")] = None,
     ignore_eos: bool = False,
     logprobs: int | None = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt: ids, text, logprobs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per prompt: ids, text, logprobs.")
+    ] = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Generate text for one or more prompts."""
@@ -73,7 +76,7 @@ def generate(
         logprobs=logprobs,
     )
     llm = LLM(_load(config, context.args, verbose))
-    if chat:
+    if as_chat:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
     else:
         outputs = llm.generate(list(prompt), params)
@@ -86,7 +89,28 @@ def generate(
 
 
 @app.command(context_settings=OVERRIDES)
-def plan(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, verbose: VerboseOption = False) -> None:
+def chat(
+    context: typer.Context,
+    config: ConfigOption = DEFAULT_CONFIG,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    temperature: float = 0.7,
+    top_p: float = 0.95,
+    seed: int | None = None,
+    max_tokens: int | None = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Talk to a model; answers are streamed."""
+    from serve.chat import chat as talk
+    from serve.chat import chat_params
+
+    params = chat_params(temperature, top_p, seed, max_tokens)
+    asyncio.run(talk(_load(config, context.args, verbose), params, system))
+
+
+@app.command(context_settings=OVERRIDES)
+def plan(
+    context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, verbose: VerboseOption = False
+) -> None:
     """Show shape buckets, programs and memory: what will be compiled and what will fit."""
     from serve.plan import print_plan
 
@@ -105,7 +129,9 @@ def models() -> None:
 
 
 def _load(config: str, extra: list[str], verbose: bool) -> EngineConfig:
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr, format="%(message)s")
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr, format="%(message)s"
+    )
     return EngineConfig.load(config, parse_overrides(extra))
 
 

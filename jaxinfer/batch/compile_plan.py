@@ -37,7 +37,9 @@ class CompilePlan:
     block_size: int
 
     @classmethod
-    def make(cls, scheduler: SchedulerConfig, max_model_len: int, block_size: int, num_groups: int) -> "CompilePlan":
+    def make(
+        cls, scheduler: SchedulerConfig, max_model_len: int, block_size: int, num_groups: int
+    ) -> "CompilePlan":
         return cls(
             token_buckets=_buckets(scheduler.max_num_batched_tokens),
             row_buckets=_buckets(scheduler.max_num_seqs),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
+from jaxinfer.checkpoints.kv_scales import is_kv_scale
 from jaxinfer.checkpoints.tensor_source import TensorSource
 from jaxinfer.checkpoints.weight_map import Source, WeightMap
 
@@ -90,7 +91,7 @@ def surplus_rows(origin: Source, shape: tuple[int, ...], source: TensorSource) -
 
 
 def _harmless(name: str) -> bool:
-    return name.endswith(_BUFFERS) or name.startswith(_OTHER_MODALITIES)
+    return name.endswith(_BUFFERS) or name.startswith(_OTHER_MODALITIES) or is_kv_scale(name)
 
 
 def _location(source: TensorSource, names: frozenset[str]) -> str:

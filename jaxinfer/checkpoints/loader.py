@@ -36,7 +36,7 @@ def load_params(
 ) -> dict[str, jax.Array]:
     """Reads, joins, casts, checks and places every parameter.
 
-    Beside what ``place`` keeps, only one parameter is on the host at a time, and a few MB of blocks in flight.
+    Beside what ``place`` keeps, only one parameter is on the host at a time, and a few MB of blocks.
 
     Rules:
         - Tensors that belong to no parameter are an error, except rotary buffers, the towers of other
@@ -144,7 +144,7 @@ def _assemble(
 
 
 def _page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An array in pages of its own: JAX's CPU backend can adopt it without a copy, and freeing it returns them."""
+    """An array in pages of its own: JAX on CPUs adopts it without a copy, and freeing it returns them."""
     size = int(np.prod(shape, dtype=np.int64))
     pages = mmap.mmap(-1, max(1, size * dtype.itemsize))
     return np.frombuffer(pages, dtype, size).reshape(shape)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from jaxinfer.checkpoints.gguf_config import gguf_config
 from jaxinfer.checkpoints.gguf_metadata import GGUFHeader, read_gguf_header
 from jaxinfer.checkpoints.gguf_source import GGUFSource, split_files
 from jaxinfer.checkpoints.orbax_format import PARAMS_DIR, OrbaxSource, identity_map
-from jaxinfer.checkpoints.safetensors_source import SafetensorsSource, find_safetensors
+from jaxinfer.checkpoints.safetensors_source import SafetensorsSource, find_safetensors, normalize_name
 from jaxinfer.checkpoints.tensor_source import TensorSource
 from jaxinfer.checkpoints.weight_map import WeightMap
 
@@ -55,8 +55,17 @@ class ModelFiles:
         return tuple(file for name in _TOKENIZER_FILES if (file := self.tokenizer_path / name).is_file())
 
     def weight_map(self, hugging_face: WeightMap) -> WeightMap:
-        """The map to load with: the family's ``hugging_face`` map; for our own format, names as they are."""
-        return identity_map(hugging_face) if self.kind == "orbax" else hugging_face
+        """The map to load with: the family's map under the names of ``source``.
+
+        These are a text model's names, also where ``hugging_face`` has those of a multimodal wrapper; in our
+        own format every parameter has its path for a name.
+        """
+        if self.kind == "orbax":
+            return identity_map(hugging_face)
+        return {
+            path: replace(origin, parts=tuple(tuple(map(normalize_name, part)) for part in origin.parts))
+            for path, origin in hugging_face.items()
+        }
 
 
 def open_model(path: Path) -> ModelFiles:

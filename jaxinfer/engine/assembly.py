@@ -71,7 +71,8 @@ class OutputAssembler:
         if kind is OutputKind.FINAL_ONLY:
             return False
         return any(
-            self._unreported[i] >= interval or self._choices[i].finished or self._is_first(i) for i in self._fresh
+            self._unreported[i] >= interval or self._choices[i].finished or self._is_first(i)
+            for i in self._fresh
         )
 
     def take(self) -> RequestOutput:
@@ -144,12 +145,7 @@ def _copy(choice: CompletionOutput) -> CompletionOutput:
     if isinstance(logprobs, list):
         logprobs = list(logprobs)
     elif logprobs is not None:
-        logprobs = FlatLogprobs(
-            *(list(x) for x in (logprobs.starts, logprobs.ends, logprobs.token_ids)),
-            list(logprobs.logprobs),
-            list(logprobs.ranks),
-            list(logprobs.decoded_tokens),
-        )
+        logprobs = logprobs.copy()
     return CompletionOutput(
         choice.index,
         choice.text,

@@ -71,6 +71,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        add_special_tokens: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Yields outputs until the request is finished. Leaving the iteration early aborts the request.
 
@@ -81,7 +82,7 @@ class AsyncEngine:
         """
         params = params or SamplingParams()
         request_id = request_id or uuid.uuid4().hex
-        sequences = self._engine.inputs.process(request_id, prompt, params, priority)
+        sequences = self._engine.inputs.process(request_id, prompt, params, priority, add_special_tokens)
         stream = _Stream(
             OutputAssembler(sequences[0].request, self._engine.tokenizer),
             asyncio.Event(),

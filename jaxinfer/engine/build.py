@@ -12,6 +12,7 @@ import numpy as np
 from jaxinfer.batch.builder import BatchBuilder
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.checkpoints.dtypes import resolve_dtype
+from jaxinfer.checkpoints.kv_scales import LayerScales, read_kv_scales
 from jaxinfer.checkpoints.loader import load_params
 from jaxinfer.checkpoints.model_files import ModelFiles, open_model
 from jaxinfer.checkpoints.references import resolve_reference
@@ -95,7 +96,9 @@ def set_up_model(config: EngineConfig) -> ModelSetup:
     model = parse_config(files.config)
     max_model_len = config.model.max_model_len or model.max_position
     if max_model_len > model.max_position:
-        raise ValueError(f"model.max_model_len is {max_model_len}, but the model supports {model.max_position} tokens")
+        raise ValueError(
+            f"model.max_model_len is {max_model_len}, but the model supports {model.max_position} tokens"
+        )
     dtype, _ = resolve_dtype(config.model.dtype, files.config, files.source)
     cache_dtype = dtype if config.cache.dtype == "auto" else jnp.dtype(CACHE_DTYPES[config.cache.dtype])
     ops = select_ops(config.kernel.backend, jax.default_backend(), config.kernel.strict)
@@ -147,7 +150,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     programs = ModelPrograms(setup.parts, params, setup.plan, setup.groups)
     num_blocks = fit_blocks(config, setup.model, setup.plan, setup.windows, setup.groups, setup.cache_dtype)
     specs = kv_specs(setup.model)
-    kv_cache = allocate(specs, setup.groups, num_blocks, config.cache.block_size, setup.cache_dtype, {})
+    scales = _kv_scales(setup)
+    kv_cache = allocate(specs, setup.groups, num_blocks, config.cache.block_size, setup.cache_dtype, scales)
     eos_token_ids = _eos_ids(setup.model, loaded.tokenizer)
     runner = JaxRunner(
         programs,
@@ -192,7 +196,9 @@ def assemble(
     builder = BatchBuilder(plan)
     compilations = CompilationMonitor(config.compile.on_recompile)
     if isinstance(runner, JaxRunner) and config.compile.warm_up == "full":
-        runner.warm_up(builder, None if progress is None else lambda done, total: progress("compiling", done, total))
+        runner.warm_up(
+            builder, None if progress is None else lambda done, total: progress("compiling", done, total)
+        )
         compilations.arm()
     limits = Limits(vocab_size, max_model_len, kv.max_tokens, num_blocks[0] - 1, config.cache.block_size)
     core = EngineCore(
@@ -208,8 +214,17 @@ def assemble(
     return Engine(config, core, inputs, tokenizer, chat_template, plan, limits, runner, compilations)
 
 
+def _kv_scales(setup: ModelSetup) -> LayerScales:
+    """The checkpoint's scales, for a cache that is quantized."""
+    if setup.cache_dtype.itemsize > 1:
+        return {}
+    return read_kv_scales(setup.files.source, setup.model.num_layers, setup.model.num_kv_heads)
+
+
 def _tokenizer_path(config: EngineConfig, files: ModelFiles) -> Path:
-    return files.tokenizer_path if config.model.tokenizer is None else resolve_reference(config.model.tokenizer)
+    return (
+        files.tokenizer_path if config.model.tokenizer is None else resolve_reference(config.model.tokenizer)
+    )
 
 
 def _eos_ids(model: TransformerConfig, tokenizer: Tokenizer) -> tuple[int, ...]:

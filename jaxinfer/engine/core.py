@@ -158,7 +158,11 @@ class EngineCore:
         self._end(seq, FinishReason.ERROR, error="the model's logits are not finite (NaN or infinity)")
 
     def _end(
-        self, seq: Sequence, reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
     ) -> None:
         self.scheduler.finish(seq, reason, stop_reason)
         self._outputs[seq].finish()

@@ -1,7 +1,8 @@
 """From what a user passes to validated sequences: everything that can be wrong with a request is found here."""
 
 import itertools
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,12 @@ class InputProcessor:
         self._order = itertools.count()
 
     def process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0, add_special_tokens: bool = True
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int = 0,
+        add_special_tokens: bool = True,
     ) -> list[Sequence]:
         """The sequences of a request, ready to be queued.
 
@@ -96,7 +102,9 @@ class InputProcessor:
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer; bad_words need one", "bad_words")
         tokenizer = self._tokenizer
-        return bad_word_sequences(params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False))
+        return bad_word_sequences(
+            params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False)
+        )
 
     def _read(self, prompt: Prompt, add_special_tokens: bool) -> tuple[str | None, Seq[int], str | None]:
         text: Any = None
@@ -119,7 +127,9 @@ class InputProcessor:
         if ids is None:
             ids = self._encode(text, add_special_tokens)
         if isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
-            raise RequestError(f"a prompt is a string or a list of token ids, not {type(ids).__name__}", "prompt")
+            raise RequestError(
+                f"a prompt is a string or a list of token ids, not {type(ids).__name__}", "prompt"
+            )
         return text, ids, salt
 
     def _encode(self, text: Any, add_special_tokens: bool) -> list[int]:

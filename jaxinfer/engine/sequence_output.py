@@ -18,7 +18,7 @@ class SequenceOutput:
         self._text: OutputText | None = None
         if tokenizer is not None and params.detokenize:
             rules = TextRules(
-                stop_strings=params.stop,
+                stop_strings=tuple(params.stop),
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,
@@ -54,8 +54,14 @@ class SequenceOutput:
             if position < start:
                 continue
             token = self._seq.request.prompt_token_ids[position]
-            ids = tuple(t for t in named[position - start] if t >= 0) if named and position - start < len(named) else ()
-            self._prompt[position] = token_logprobs(chunk.logprobs, i, token, params.prompt_logprobs or 0, ids)
+            ids = (
+                tuple(t for t in named[position - start] if t >= 0)
+                if named and position - start < len(named)
+                else ()
+            )
+            self._prompt[position] = token_logprobs(
+                chunk.logprobs, i, token, params.prompt_logprobs or 0, ids
+            )
 
     def push(self, token_id: int) -> str | None:
         """Adds a token to the output. Returns the stop string that it completed, if any."""

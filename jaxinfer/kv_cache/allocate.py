@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.checkpoints.kv_scales import LayerScales
 from jaxinfer.kv_cache.layout import KVCache, LayerKV, LayerKVSpec
 
 CACHE_DTYPES = {
@@ -17,9 +18,6 @@ CACHE_DTYPES = {
     "int8": jnp.int8,
 }
 
-KVScales = dict[int, tuple[np.ndarray, np.ndarray]]
-"""Layer to (k, v) scales of a quantized cache, each a scalar or one per KV head."""
-
 
 def allocate(
     specs: Sequence[LayerKVSpec],
@@ -27,19 +25,19 @@ def allocate(
     num_blocks: Sequence[int],
     block_size: int,
     dtype: jnp.dtype,
-    scales: KVScales,
+    scales: LayerScales,
 ) -> KVCache:
     """Zeroed pools for every layer.
 
     Args:
         groups: KV group of each layer.
         num_blocks: N of each group.
-        scales: layers that are absent have scale 1.
+        scales: of a quantized cache; layers that are absent have scale 1.
     """
     cache = []
     for layer, spec in enumerate(specs):
         shape = (num_blocks[groups[layer]], spec.num_kv_heads, block_size, spec.head_dim)
-        k_scale, v_scale = scales.get(layer, (np.float32(1), np.float32(1)))
+        k_scale, v_scale = scales.get(layer, (np.ones(1), np.ones(1)))
         cache.append(
             LayerKV(
                 jnp.zeros(shape, dtype),
@@ -88,9 +86,11 @@ def split_memory(
             f"the KV cache has {memory} bytes, but one sequence of {max_model_len} tokens needs {needed}; "
             "lower model.max_model_len or raise cache.memory"
         )
-    share = min(1.0, (memory - needed) / max(1, sum((u - m) * b for u, m, b in zip(useful, minimum, block_bytes))))
+    share = min(
+        1.0, (memory - needed) / max(1, sum((u - m) * b for u, m, b in zip(useful, minimum, block_bytes)))
+    )
     return tuple(m + int((u - m) * share) for u, m in zip(useful, minimum))
 
 
-def _per_head(scale: np.ndarray | np.float32, num_heads: int) -> jax.Array:
-    return jnp.asarray(np.broadcast_to(np.asarray(scale, np.float32).reshape(-1), (num_heads,)))
+def _per_head(scale: np.ndarray, num_heads: int) -> jax.Array:
+    return jnp.asarray(np.broadcast_to(scale.astype(np.float32), (num_heads,)))

@@ -13,7 +13,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
-            raise ValueError(f"a block pool needs at least 2 blocks (one is reserved for padding), got {num_blocks}")
+            raise ValueError(
+                f"a block pool needs at least 2 blocks (one is reserved for padding), got {num_blocks}"
+            )
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))

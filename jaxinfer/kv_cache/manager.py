@@ -44,7 +44,11 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, num_blocks: tuple[int, ...], block_size: int, windows: tuple[int | None, ...], prefix_caching: bool
+        self,
+        num_blocks: tuple[int, ...],
+        block_size: int,
+        windows: tuple[int | None, ...],
+        prefix_caching: bool,
     ) -> None:
         self.block_size = block_size
         self.windows = windows
@@ -86,7 +90,9 @@ class KVCacheManager:
         count = self._longest_held(nodes)
         start = count * self.block_size
         parent = self._digest(seq, count - 1)
-        partial, extra = self.cache.longest_partial(parent, seq.token_ids(start, min(start + self.block_size, limit)))
+        partial, extra = self.cache.longest_partial(
+            parent, seq.token_ids(start, min(start + self.block_size, limit))
+        )
         tables = tuple(
             tuple(0 if i < self._first_visible(g, start) else nodes[i].blocks[g] for i in range(count))
             for g in range(len(self.windows))
@@ -95,7 +101,9 @@ class KVCacheManager:
 
     # ---- changes
 
-    def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int, reserve_tokens: int) -> list[BlockCopy] | None:
+    def admit(
+        self, seq: Sequence, hit: PrefixHit, num_tokens: int, reserve_tokens: int
+    ) -> list[BlockCopy] | None:
         """Gives a sequence its hit blocks and new ones for ``num_tokens`` tokens: all of it, or nothing.
 
         Args:
@@ -139,7 +147,8 @@ class KVCacheManager:
         """Whether the parent still holds all that a token at position ``num_tokens`` can see."""
         count = self.blocks_for(num_tokens)
         return parent.num_computed >= num_tokens and all(
-            all(table[self._first_visible(group, num_tokens) : count]) for group, table in enumerate(parent.tables)
+            all(table[self._first_visible(group, num_tokens) : count])
+            for group, table in enumerate(parent.tables)
         )
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> list[BlockCopy] | None:

@@ -8,6 +8,7 @@ compile by the number of segments, at the price of one dispatch per segment.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +32,11 @@ class ModulePart:
     """The static half of a module, and the order of its parameters. Hashable."""
 
     graphdef: nnx.GraphDef
-    keys: tuple[tuple[str | int, ...], ...]
+    keys: tuple[tuple[Any, ...], ...]
 
     def merge(self, leaves: Leaves) -> nnx.Module:
-        return nnx.merge(self.graphdef, nnx.from_flat_state(list(zip(self.keys, leaves, strict=True))))
+        flat: Any = list(zip(self.keys, leaves, strict=True))
+        return nnx.merge(self.graphdef, nnx.from_flat_state(flat))
 
 
 @dataclass(frozen=True)

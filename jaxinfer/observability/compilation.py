@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.monitoring
@@ -69,6 +69,6 @@ class CompilationMonitor:
         if self._reaction == "warn":
             logger.warning("%s", message)
 
-    def _on_event(self, event: str, duration: float, **_: Any) -> None:
+    def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if self._armed and event == _COMPILE_EVENT:
             self._count += 1

@@ -1,7 +1,9 @@
 """The sampler of a runner: parameters of the batch slots, their state on the device, and the sampling programs."""
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -19,6 +21,11 @@ from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 
 LogitsOf = Callable[[np.ndarray], jax.Array]
 """Indices [P] to float32 logits [P, V]."""
+
+# Compiled once per shape and process, whatever the number of engines.
+_sample = jax.jit(sample, donate_argnums=(2,))
+_score = jax.jit(score)
+_reset = jax.jit(reset_slot, donate_argnums=(0,))
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ class PendingScores:
     def fetch(self) -> ScoredChunk:
         parts = [(_to_host(outputs), count) for outputs, count in self.pieces]
         joined = {
-            name: np.concatenate([vars(rows)[name][:count] for rows, count in parts]) for name in vars(parts[0][0])
+            name: np.concatenate([vars(rows)[name][:count] for rows, count in parts])
+            for name in vars(parts[0][0])
         }
         return ScoredChunk(self.first, LogprobRows(**joined))
 
@@ -65,9 +73,6 @@ class DeviceSampler:
         self._eos = tuple(eos_token_ids)
         self._table = SamplingTable(plan.max_num_seqs, vocab_size)
         self._state = init_state(plan.max_num_seqs, vocab_size)
-        self._sample = jax.jit(sample, donate_argnums=(2,))
-        self._score = jax.jit(score)
-        self._reset = jax.jit(reset_slot, donate_argnums=(0,))
 
     @property
     def newest_W(self) -> jax.Array:
@@ -99,7 +104,7 @@ class DeviceSampler:
         positions = np.array([row.start + row.num_tokens for row in rows])
         masks = {i: mask for i, row in enumerate(rows) if (mask := self._history_mask(row)) is not None}
         inputs = self._table.build(slots, positions, bucket, masks)
-        outputs, self._state = self._sample(logits(index_P), inputs, self._state)
+        outputs, self._state = _sample(logits(index_P), inputs, self._state)
         return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
 
     def score(self, row: ScheduledRow, logits: LogitsOf) -> PendingScores:
@@ -119,7 +124,7 @@ class DeviceSampler:
             target_P = np.zeros(size, np.int32)
             target_P[:count] = request.prompt_token_ids[start : start + count]
             named_PX = _named_ids(row, start, count, size)
-            pieces.append((self._score(logits(index_P), target_P, named_PX), count))
+            pieces.append((_score(logits(index_P), target_P, named_PX), count))
         return PendingScores(first, tuple(pieces))
 
     def warm_ups(self, logits: LogitsOf) -> list[Callable[[], object]]:
@@ -129,17 +134,17 @@ class DeviceSampler:
 
         def warm(bucket: int) -> None:
             inputs = self._table.build(spare, none, bucket)
-            _, self._state = self._sample(logits(np.zeros(bucket, np.int32)), inputs, self._state)
+            _, self._state = _sample(logits(np.zeros(bucket, np.int32)), inputs, self._state)
 
         def warm_score() -> None:
             size = plan.scored_rows
             named_PX = np.zeros((size, MAX_LOGPROB_TOKEN_IDS), np.int32)
-            self._score(logits(np.zeros(size, np.int32)), np.zeros(size, np.int32), named_PX)
+            _score(logits(np.zeros(size, np.int32)), np.zeros(size, np.int32), named_PX)
 
         def warm_reset() -> None:
             self._reset_chunk(plan.max_num_seqs, (), (), True)
 
-        return [*(lambda b=b: warm(b) for b in plan.row_buckets), warm_score, warm_reset]
+        return [*(partial(warm, bucket) for bucket in plan.row_buckets), warm_score, warm_reset]
 
     def _history_mask(self, row: ScheduledRow) -> np.ndarray | None:
         seq = row.seq
@@ -161,7 +166,7 @@ class DeviceSampler:
             padded = np.zeros(HISTORY_CHUNK, np.int32)
             padded[: len(ids)] = ids
             chunks += [padded, np.int32(len(ids))]
-        self._state = self._reset(self._state, np.int32(slot), *chunks, np.bool_(first))
+        self._state = _reset(self._state, np.int32(slot), *chunks, np.bool_(first))
 
 
 def _named_ids(row: ScheduledRow, start: int, count: int, size: int) -> np.ndarray:

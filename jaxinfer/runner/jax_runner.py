@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxinfer.batch.builder import BatchBuilder, StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import BlockCopy
-from jaxinfer.runner.device_sampler import DeviceSampler, PendingScores, SampledStep
+from jaxinfer.runner.device_sampler import DeviceSampler, LogitsOf, PendingScores, SampledStep
 from jaxinfer.runner.programs import ModelPrograms
 from jaxinfer.runner.protocol import StepResult, scored_range
 from jaxinfer.scheduler.plan import StepPlan
@@ -62,7 +63,7 @@ class JaxRunner:
         offset = 0
         for index, row in enumerate(plan.rows):
             if len(range(*scored_range(row))):
-                scores[index] = self._sampler.score(row, lambda start, rows, o=offset: self._logits(o + start + rows))
+                scores[index] = self._sampler.score(row, self._logits_from(offset))
             offset += row.num_tokens
         return _JaxHandle(sampled, scores)
 
@@ -73,7 +74,7 @@ class JaxRunner:
             progress: called with the number of programs done and in total.
         """
         runs: list[Callable[[], object]] = [
-            lambda bucket=bucket: self._backbone(builder.empty(bucket)) for bucket in self._plan.token_buckets
+            partial(self._backbone, builder.empty(bucket)) for bucket in self._plan.token_buckets
         ]
         runs += self._sampler.warm_ups(self._logits)
         runs.append(lambda: self._copy((BlockCopy(0, 0, 0),)))
@@ -90,6 +91,10 @@ class JaxRunner:
 
     def _logits(self, index_P: np.ndarray) -> jax.Array:
         return self._programs.head(self._hidden, index_P.astype(np.int32))
+
+    def _logits_from(self, offset: int) -> LogitsOf:
+        """Logits of tokens by their index relative to a row that starts at ``offset`` in the batch."""
+        return lambda index_P: self._logits(index_P + offset)
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copies in order, as many per call as the program has pairs; padding copies block 0 onto itself."""

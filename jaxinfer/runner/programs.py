@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.batch.forward_batch import ForwardBatch
@@ -56,7 +57,12 @@ class ModelPrograms:
         ]
 
     def backbone(
-        self, kv_cache: KVCache, hidden_XD: jax.Array, newest_W: jax.Array, packed: jax.Array, token_bucket: int
+        self,
+        kv_cache: KVCache,
+        hidden_XD: jax.Array,
+        newest_W: jax.Array,
+        packed: np.ndarray,
+        token_bucket: int,
     ) -> tuple[KVCache, jax.Array]:
         """Runs all layers of a step.
 
@@ -72,12 +78,12 @@ class ModelPrograms:
             new_cache[segment.first : segment.stop] = part
         return tuple(new_cache), self._store(hidden_XD, x_TD)
 
-    def head(self, hidden_XD: jax.Array, index_P: jax.Array) -> jax.Array:
+    def head(self, hidden_XD: jax.Array, index_P: np.ndarray) -> jax.Array:
         """Float32 logits [P, V] of the given rows of the buffer."""
         return self._head(self._head_leaves, hidden_XD, index_P)
 
-    def copy_blocks(self, kv_cache: KVCache, pairs_GC2: jax.Array) -> KVCache:
-        """Copies blocks (source, target) of each group in all its layers; all sources are read before any is written."""
+    def copy_blocks(self, kv_cache: KVCache, pairs_GC2: np.ndarray) -> KVCache:
+        """Copies blocks (source, target) of each group in all its layers; reads all sources before it writes."""
         return self._copy(kv_cache, pairs_GC2)
 
 

@@ -52,14 +52,18 @@ class ScriptedRunner:
             self._record.append(plan)
         self._sampler.prepare(plan)
         logits = [self._logits(row, row.start + row.num_tokens) for row in arrays.sampled_rows]
-        sampled = self._sampler.sample(arrays.sampled_rows, lambda index_P: self._stack(logits, len(index_P)), arrays)
+        sampled = self._sampler.sample(
+            arrays.sampled_rows, lambda index_P: self._stack(logits, len(index_P)), arrays
+        )
         scores = {i: self._score(row) for i, row in enumerate(plan.rows) if len(range(*scored_range(row)))}
         return _ScriptedHandle(sampled, scores)
 
     def _score(self, row: ScheduledRow) -> ScoredChunk:
         first, stop = scored_range(row)
         logits = [self._logits(row, position) for position in range(first, stop)]
-        return self._sampler.score(row, lambda start, index_P: self._stack(logits[start:], len(index_P))).fetch()
+        return self._sampler.score(
+            row, lambda index_P: jnp.asarray(np.stack([logits[i] for i in index_P]))
+        ).fetch()
 
     def _logits(self, row: ScheduledRow, position: int) -> np.ndarray:
         return self.script(row.seq.request, row.seq.index, position)

@@ -8,7 +8,7 @@ from jaxinfer.sampling.groups import (
     finite_rows,
     group_max,
     group_sum,
-    row_sum,
+    row_count,
     split_groups,
     top_tokens,
     total,
@@ -96,7 +96,6 @@ def _score(
     weight_PGJ = jnp.exp(scores_PGJ - max_P[:, None, None])
     log_mass_P = max_P + jnp.log(total(group_sum(weight_PGJ)))
     target_score_P = jnp.take_along_axis(scores_PV, target_P[:, None], axis=1)[:, 0]
-    above_PGJ = (scores_PGJ > target_score_P[:, None, None]).astype(jnp.int32)
     top_values_PX, top_ids_PX = top_tokens(scores_PGJ, max_PG, MAX_LOGPROBS)
 
     def named() -> jax.Array:
@@ -104,7 +103,7 @@ def _score(
 
     return LogprobOutputs(
         chosen_P=target_score_P - log_mass_P,
-        rank_P=1 + row_sum(above_PGJ),
+        rank_P=1 + row_count(scores_PGJ > target_score_P[:, None, None]),
         top_ids_PX=top_ids_PX,
         top_values_PX=top_values_PX - log_mass_P[:, None],
         named_values_PX=lax.cond(any_named, named, lambda: jnp.zeros(named_ids_PX.shape, jnp.float32)),

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.sampling.groups import GROUP, prefix_sums, row_sum, top_tokens, total
+from jaxinfer.sampling.groups import GROUP, prefix_sums, row_count, row_sum, top_tokens, total
 from jaxinfer.sampling.law import Law, weights
 
 CANDIDATES = 64
@@ -72,7 +72,7 @@ def _top_k_threshold(
         high_P = _key(values_PC[:, -1]) + 1
 
         def count(pivot_P: jax.Array) -> jax.Array:
-            return row_sum((logits_PGJ >= pivot_P[:, None, None]).astype(jnp.int32))
+            return row_count(logits_PGJ >= pivot_P[:, None, None])
 
         def settled(low_P: jax.Array, at_low_P: jax.Array, at_high_P: jax.Array) -> jax.Array:
             return at_low_P == top_k_P

@@ -28,9 +28,11 @@ def blocks_per_chunk(slots: int, width: int) -> int:
 def read_chunk(pool_NKSh: jax.Array, block_BJ: jax.Array, owned_B: jax.Array) -> jax.Array:
     """Reads J blocks of each of B sequences as float32 ``[B, K, J * S, h]``; slots from ``owned_B`` on are 0.
 
-    The pool itself is never converted: on CPUs a gather of bfloat16 would be, so its bits are gathered.
+    The pool itself is never converted: the CPU backend would gather bfloat16 from a float32 copy of the pool, so the
+    bits are gathered; the barrier keeps that reinterpretation, which makes a copy when alone, inside the loop.
     """
     N, K, S, h = pool_NKSh.shape
+    pool_NKSh, block_BJ = jax.lax.optimization_barrier((pool_NKSh, block_BJ))
     B, J = block_BJ.shape
     head_BKJ = block_BJ[:, None, :] * K + jnp.arange(K)[:, None]
     bits_NC = _as_bits(pool_NKSh).reshape(N * K, S * h)

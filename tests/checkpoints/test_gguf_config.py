@@ -110,7 +110,7 @@ def test_tie_is_the_absence_of_an_output_tensor(tmp_path):
 
 def test_vocabulary_size_is_the_number_of_tokens(tmp_path):
     assert llama_config(tmp_path, vocab_size=999)["vocab_size"] == 320
-    without = {key: None for key in TOKENIZER}
+    without = dict.fromkeys(TOKENIZER)
     assert llama_config(tmp_path, vocab_size=999, **without)["vocab_size"] == 999
 
 

@@ -11,7 +11,7 @@ from jaxinfer.checkpoints.references import resolve_reference
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch) -> Path:
-    """A site directory with the distribution ``tiny-model`` (import package ``tiny_model_data``), on sys.path."""
+    """The distribution ``tiny-model`` (import package ``tiny_model_data``) in a directory on sys.path."""
     site = tmp_path / "site"
     package = site / "tiny_model_data"
     info = site / "tiny_model-1.0.dist-info"

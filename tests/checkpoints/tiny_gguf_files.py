@@ -1,4 +1,4 @@
-"""Writes tiny GGUF files: from scratch, or from a ``transformers`` model as llama.cpp's converter stores it."""
+"""Writes tiny GGUF files: from scratch, or from a ``transformers`` model as llama.cpp's converter does."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +44,7 @@ TOKENIZER: dict[str, Any] = {
 def write_gguf(
     path: Path, arch: str, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[np.ndarray, Type]]
 ) -> Path:
-    """Writes ``metadata`` (keys without "general." or "tokenizer." get the architecture's prefix) and tensors.
+    """Writes ``metadata`` (keys without "general." or "tokenizer." get the architecture's) and tensors.
 
     Tensors are given in float32 and quantized here; a uint8 array is taken as already quantized.
     """

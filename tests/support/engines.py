@@ -24,7 +24,9 @@ VOCAB = 320
 EOS = (257, 258)
 
 
-def config(*, block_size: int = 4, num_blocks: int = 64, prefix_caching: bool = True, **scheduler) -> EngineConfig:
+def config(
+    *, block_size: int = 4, num_blocks: int = 64, prefix_caching: bool = True, **scheduler
+) -> EngineConfig:
     """A configuration for tests; ``scheduler`` overrides the fields of that scope."""
     values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, **scheduler}
     return EngineConfig(
@@ -66,7 +68,11 @@ def scripted(
 ) -> Engine:
     """An engine whose logits the test decides."""
     vocab = options.get("vocab", VOCAB)
-    return build(lambda plan: ScriptedRunner(script, vocab, plan, options.get("eos", EOS), record), settings or config(), **options)
+    return build(
+        lambda plan: ScriptedRunner(script, vocab, plan, options.get("eos", EOS), record),
+        settings or config(),
+        **options,
+    )
 
 
 def simulated(settings: EngineConfig | None = None, cost: CostModel | None = None, **options) -> Engine:

