@@ -2,6 +2,7 @@
 
 import math
 import operator
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,5 +141,5 @@ def _show(value: Any) -> str:
         return f"a string of {len(value)} characters"
     if isinstance(value, list | tuple | Mapping | set | frozenset | range) and len(value) > MAX_SHOWN_ITEMS:
         return f"a {type(value).__name__} of {len(value)} items"
-    text = repr(value)
+    text = reprlib.repr(value)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

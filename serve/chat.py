@@ -44,7 +44,9 @@ async def _answer(engine: AsyncEngine, messages: list[dict[str, Any]], params: S
     return "".join(parts)
 
 
-async def _stream(engine: AsyncEngine, messages: list[dict[str, Any]], params: SamplingParams) -> AsyncIterator[str]:
+async def _stream(
+    engine: AsyncEngine, messages: list[dict[str, Any]], params: SamplingParams
+) -> AsyncIterator[str]:
     prompt = engine.engine.chat_template.render(messages)
     try:
         async for output in engine.generate(prompt, params, add_special_tokens=False):

@@ -4,8 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.build import ModelSetup, set_up_model
-from jaxinfer.engine.memory import fit_blocks
+from jaxinfer.engine.build import ModelSetup, set_up_model, size_cache
 from jaxinfer.kv_cache.allocate import bytes_per_block
 from jaxinfer.models.decoder import kv_specs
 
@@ -30,7 +29,7 @@ def _programs(setup: ModelSetup) -> Table:
 
 
 def _memory(config: EngineConfig, setup: ModelSetup) -> Table:
-    blocks = fit_blocks(config, setup.model, setup.plan, setup.windows, setup.groups, setup.cache_dtype)
+    blocks = size_cache(config, setup)
     size = config.cache.block_size
     per_block = bytes_per_block(kv_specs(setup.model), setup.groups, size, setup.cache_dtype)
     weights = sum(s.size * s.dtype.itemsize for s in setup.parts.shapes.values())

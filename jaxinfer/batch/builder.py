@@ -39,7 +39,8 @@ class BatchBuilder:
     def build(self, step: StepPlan) -> StepArrays:
         rows = step.rows
         for seq in step.admitted:
-            for mirrored in self._mirrored:
+            for mirror, mirrored in zip(self._tables, self._mirrored):
+                mirror[seq.slot] = 0
                 mirrored[seq.slot] = 0
         slots, starts, counts = [], [], []
         tokens: list[int] = []
@@ -51,6 +52,7 @@ class BatchBuilder:
             counts.append(row.num_tokens)
             known = seq.num_prompt + len(seq.output_token_ids)
             if row.start >= known:
+                assert row.num_tokens == 1, "only the newest token can be unknown"
                 tokens.append(-(seq.slot + 1))
             else:
                 tokens += seq.token_ids(row.start, row.start + row.num_tokens)

@@ -34,6 +34,7 @@ class OutputAssembler:
         self._metrics: RequestMetrics | None = None
         self._error: str | None = None
         self._unreported = [0] * request.params.n
+        self._started = [False] * request.params.n
 
     @property
     def finished(self) -> bool:
@@ -81,15 +82,19 @@ class OutputAssembler:
         chosen = sorted(self._fresh) if delta else range(len(self._choices))
         outputs = [self._choices[i] if delta else _copy(self._choices[i]) for i in chosen]
         for i in chosen:
+            self._started[i] |= self._unreported[i] > 0
             self._unreported[i] = 0
             if delta:
                 self._choices[i] = self._continue(self._choices[i])
         self._fresh.clear()
+        prompt_logprobs = self._prompt_logprobs
+        if delta:
+            self._prompt_logprobs = None
         return RequestOutput(
             request_id=self._request.request_id,
             prompt=self._request.prompt,
             prompt_token_ids=list(self._request.prompt_token_ids),
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
             outputs=outputs,
             finished=self.finished,
             num_cached_tokens=self._num_cached,
@@ -99,7 +104,7 @@ class OutputAssembler:
 
     def _is_first(self, index: int) -> bool:
         """The first token is reported at once, whatever the interval."""
-        return len(self._choices[index].token_ids) == self._unreported[index] > 0
+        return not self._started[index] and self._unreported[index] > 0
 
     def _new_choice(self, index: int) -> CompletionOutput:
         params = self._request.params

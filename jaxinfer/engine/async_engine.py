@@ -6,6 +6,7 @@ import queue
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -99,9 +100,10 @@ class AsyncEngine:
                     if output.finished:
                         return
         finally:
+            # First the abort: who takes the id over is queued behind it.
+            self._commands.put(lambda: self._engine.core.abort(request_id))
             with self._lock:
                 self._streams.pop(request_id, None)
-            self._commands.put(lambda: self._engine.core.abort(request_id))
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream yields a last output with finish reason ``abort``."""
@@ -150,7 +152,10 @@ class AsyncEngine:
         with self._lock:
             stream.news.clear()
             if stream.assembler.due:
-                return stream.assembler.take()
+                output = stream.assembler.take()
+                if stream.error is not None:
+                    stream.news.set()  # nothing else will wake the consumer again
+                return output
             if stream.error is not None:
                 raise EngineDeadError(str(stream.error)) from stream.error
             return None
@@ -194,11 +199,16 @@ class AsyncEngine:
             for stream in self._streams.values():
                 stream.error = error
                 _notify(stream)
-        try:
-            while (command := self._commands.get_nowait()) is not None:
-                command()
-        except queue.Empty:
-            pass
+        self._refuse_commands()
+
+    def _refuse_commands(self) -> None:
+        """Answers what was queued while the loop ended: nobody may wait for it for ever."""
+        with suppress(queue.Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    with suppress(Exception):
+                        command()
 
 
 def _notify(stream: _Stream) -> None:

@@ -19,7 +19,7 @@ from jaxinfer.checkpoints.references import resolve_reference
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.inputs import InputProcessor, Limits
-from jaxinfer.engine.memory import fit_blocks
+from jaxinfer.engine.memory import fit_blocks, measure_temporaries
 from jaxinfer.engine.stop import StopConditions
 from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate
 from jaxinfer.kv_cache.layout import group_layers
@@ -148,8 +148,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     loaded = load_tokenizer(_tokenizer_path(config, setup.files))
     params = load_weights(setup, progress)
     programs = ModelPrograms(setup.parts, params, setup.plan, setup.groups)
-    num_blocks = fit_blocks(config, setup.model, setup.plan, setup.windows, setup.groups, setup.cache_dtype)
     specs = kv_specs(setup.model)
+    num_blocks = size_cache(config, setup)
     scales = _kv_scales(setup)
     kv_cache = allocate(specs, setup.groups, num_blocks, config.cache.block_size, setup.cache_dtype, scales)
     eos_token_ids = _eos_ids(setup.model, loaded.tokenizer)
@@ -200,7 +200,10 @@ def assemble(
             builder, None if progress is None else lambda done, total: progress("compiling", done, total)
         )
         compilations.arm()
-    limits = Limits(vocab_size, max_model_len, kv.max_tokens, num_blocks[0] - 1, config.cache.block_size)
+    chunk = config.scheduler.chunk_size or config.scheduler.max_num_batched_tokens
+    limits = Limits(
+        vocab_size, max_model_len, kv.max_tokens(chunk), num_blocks[0] - 1, config.cache.block_size
+    )
     core = EngineCore(
         Scheduler(config.scheduler, kv),
         builder,
@@ -212,6 +215,20 @@ def assemble(
     )
     inputs = InputProcessor(tokenizer, limits, len(windows), eos_token_ids)
     return Engine(config, core, inputs, tokenizer, chat_template, plan, limits, runner, compilations)
+
+
+def size_cache(config: EngineConfig, setup: ModelSetup) -> tuple[int, ...]:
+    """Blocks of each KV group; measured on the device unless the configuration says how many.
+
+    Raises:
+        ValueError: there is no room for one sequence of full length.
+    """
+    specs = kv_specs(setup.model)
+
+    def temporaries() -> int:
+        return measure_temporaries(setup.parts, setup.plan, specs, setup.groups, setup.cache_dtype)
+
+    return fit_blocks(config, setup.plan, specs, setup.windows, setup.groups, setup.cache_dtype, temporaries)
 
 
 def _kv_scales(setup: ModelSetup) -> LayerScales:

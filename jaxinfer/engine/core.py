@@ -155,7 +155,11 @@ class EngineCore:
     def _fail(self, seq: Sequence) -> None:
         """Ends one sequence whose logits are not finite; nothing it computed stays in the prefix cache."""
         self.scheduler.kv.forget(seq)
-        self._end(seq, FinishReason.ERROR, error="the model's logits are not finite (NaN or infinity)")
+        self._end(
+            seq,
+            FinishReason.ERROR,
+            error="no token can be sampled: the model's logits are not finite, or all tokens are banned",
+        )
 
     def _end(
         self,

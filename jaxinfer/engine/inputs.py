@@ -4,8 +4,12 @@ import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from reprlib import repr as brief
 from typing import Any
 
+import numpy as np
+
+from jaxinfer.param_checks import InvalidParamsError, as_integer
 from jaxinfer.request import Request, RequestError, Sequence
 from jaxinfer.sampling.keys import stream_key
 from jaxinfer.sampling.masks import TokenSequences, bad_word_sequences
@@ -64,17 +68,17 @@ class InputProcessor:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority must be an integer, not {priority!r}", "priority")
         text, ids, salt = self._read(prompt, add_special_tokens)
-        self._check_ids(ids)
-        self._check_length(ids, params)
+        prompt_ids = self._check_ids(ids)
+        self._check_length(prompt_ids, params)
         if self._tokenizer is None and params.detokenize:
             raise RequestError("this engine has no tokenizer; set detokenize=False", "detokenize")
         try:
             validate_for_model(params, self._limits.vocab_size, self._limits.max_model_len, self._eos)
-        except ValueError as error:
-            raise RequestError(str(error)) from None
-        prompt_ids = tuple(int(token) for token in ids)
-        request = Request(request_id, text, prompt_ids, params, priority, salt, self._bad_words(params))
-        return self._sequences(request)
+        except InvalidParamsError as error:
+            raise RequestError(str(error), error.param) from None
+        bad_words = self._bad_words(params)
+        self._check_something_is_allowed(params, bad_words)
+        return self._sequences(Request(request_id, text, prompt_ids, params, priority, salt, bad_words))
 
     def _sequences(self, request: Request) -> list[Sequence]:
         params, num_prompt = request.params, len(request.prompt_token_ids)
@@ -106,6 +110,15 @@ class InputProcessor:
             params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False)
         )
 
+    def _check_something_is_allowed(self, params: SamplingParams, bad_words: TokenSequences) -> None:
+        if params.allowed_token_ids is None or not bad_words:
+            return
+        banned = {word[0] for word in bad_words if len(word) == 1}
+        if params.min_tokens > 0:
+            banned |= {*params.stop_token_ids, *(() if params.ignore_eos else self._eos)}
+        if set(params.allowed_token_ids) <= banned:
+            raise RequestError("bad_words and min_tokens ban all of allowed_token_ids", "allowed_token_ids")
+
     def _read(self, prompt: Prompt, add_special_tokens: bool) -> tuple[str | None, Seq[int], str | None]:
         text: Any = None
         ids: Any = None
@@ -126,10 +139,9 @@ class InputProcessor:
         _check_salt(salt)
         if ids is None:
             ids = self._encode(text, add_special_tokens)
-        if isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
-            raise RequestError(
-                f"a prompt is a string or a list of token ids, not {type(ids).__name__}", "prompt"
-            )
+        flat = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, Seq)
+        if not flat or isinstance(ids, str | bytes | bytearray | memoryview):
+            raise RequestError(f"token ids are a flat list of integers, not {type(ids).__name__}", "prompt")
         return text, ids, salt
 
     def _encode(self, text: Any, add_special_tokens: bool) -> list[int]:
@@ -139,17 +151,24 @@ class InputProcessor:
             raise RequestError("this engine has no tokenizer; pass prompt_token_ids", "prompt")
         return self._tokenizer.encode(text, add_special_tokens)
 
-    def _check_ids(self, ids: Seq[int]) -> None:
+    def _check_ids(self, ids: Seq[Any]) -> tuple[int, ...]:
         if len(ids) == 0:
             raise RequestError("the prompt has no tokens; at least one is needed", "prompt")
         vocab = self._limits.vocab_size
-        for position, token in enumerate(ids):
-            if isinstance(token, bool) or not hasattr(token, "__index__"):
-                raise RequestError(f"prompt token {position} is {token!r}; token ids are integers", "prompt")
-            if not 0 <= token < vocab:
+        tokens = []
+        for position, item in enumerate(ids):
+            token = as_integer(item)
+            if token is None:
                 raise RequestError(
-                    f"prompt token {position} is {token}, outside the vocabulary (0 to {vocab - 1})", "prompt"
+                    f"prompt token {position} is {brief(item)}; token ids are integers", "prompt"
                 )
+            if not 0 <= token < vocab:
+                shown = token if token.bit_length() <= 64 else f"a number of {token.bit_length()} bits"
+                raise RequestError(
+                    f"prompt token {position} is {shown}, outside the vocabulary (0 to {vocab - 1})", "prompt"
+                )
+            tokens.append(token)
+        return tuple(tokens)
 
     def _check_length(self, ids: Seq[int], params: SamplingParams) -> None:
         """A prompt needs room for one more token, unless it is only scored."""

@@ -2,20 +2,26 @@
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.batch.packing import Packing
 from jaxinfer.config import EngineConfig
-from jaxinfer.kv_cache.allocate import bytes_per_block, split_memory
-from jaxinfer.models.config import TransformerConfig
-from jaxinfer.models.decoder import kv_specs
+from jaxinfer.kv_cache.allocate import allocate, bytes_per_block, split_memory
+from jaxinfer.kv_cache.layout import LayerKVSpec
+from jaxinfer.models.segments import SegmentedModel, run_segment
 
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.08
 """Share of the device that stays free: fragmentation and the programs' own buffers."""
+
+LOGITS_COPIES = 6
+"""Arrays of the size of the logits that head and sampler hold at the same time, at most."""
 
 HOST_SHARE = 0.25
 """On a CPU the memory belongs to everybody: share of what is available that an unconfigured cache takes."""
@@ -23,13 +29,18 @@ HOST_SHARE = 0.25
 
 def fit_blocks(
     config: EngineConfig,
-    model: TransformerConfig,
     plan: CompilePlan,
+    specs: tuple[LayerKVSpec, ...],
     windows: tuple[int | None, ...],
     groups: tuple[int, ...],
     cache_dtype: jnp.dtype,
+    temporary_bytes: Callable[[], int],
 ) -> tuple[int, ...]:
     """Blocks of each KV group.
+
+    Args:
+        temporary_bytes: what the largest programs need beside weights and cache; asked only if the size is not
+            configured, since it takes a compilation to know.
 
     Raises:
         ValueError: there is no room for one sequence of full length.
@@ -37,10 +48,10 @@ def fit_blocks(
     cache = config.cache
     if cache.num_blocks is not None:
         return (cache.num_blocks,) * len(windows)
-    memory = cache.memory if cache.memory is not None else free_memory(activation_bytes(model, plan))
+    memory = cache.memory if cache.memory is not None else _free_memory(temporary_bytes())
     blocks = split_memory(
         memory,
-        bytes_per_block(kv_specs(model), groups, cache.block_size, cache_dtype),
+        bytes_per_block(specs, groups, cache.block_size, cache_dtype),
         windows,
         cache.block_size,
         plan.max_num_seqs,
@@ -51,15 +62,38 @@ def fit_blocks(
     return blocks
 
 
-def activation_bytes(model: TransformerConfig, plan: CompilePlan) -> int:
-    """Upper bound of the buffers of the largest step and of its logits, in bytes."""
-    T = plan.token_buckets[-1]
-    widest = max(2 * model.intermediate_size, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim)
+def measure_temporaries(
+    model: SegmentedModel,
+    plan: CompilePlan,
+    specs: tuple[LayerKVSpec, ...],
+    groups: tuple[int, ...],
+    cache_dtype: jnp.dtype,
+) -> int:
+    """Bytes that the largest step needs beside weights and cache: compiles its segments and reads what they take."""
+    packing = Packing.make(plan, plan.token_buckets[-1])
+    batch = jax.eval_shape(packing.unpack, jax.ShapeDtypeStruct((packing.size,), jnp.int32))
+    x_TD, ropes = jax.eval_shape(model.embed, _structs(model, model.embed_paths), batch)
+    # The cache's size is what is to be found out; a segment's temporaries do not depend on it.
+    num_blocks = (2,) * plan.num_groups
+    cache = jax.eval_shape(partial(allocate, specs, groups, num_blocks, plan.block_size, cache_dtype, {}))
+    largest = 0
+    for kind, segment in {segment.kind: segment for segment in model.segments}.items():
+        part = cache[segment.first : segment.first + segment.num_layers]
+        program = jax.jit(partial(run_segment, kind), donate_argnums=(1, 2))
+        compiled = program.lower(_structs(model, segment.paths), part, x_TD, ropes, batch).compile()
+        usage = compiled.memory_analysis()
+        largest = max(largest, usage.temp_size_in_bytes if usage is not None else 0)
     rows = max(plan.row_buckets[-1], plan.scored_rows)
-    return 4 * (T * (4 * model.hidden_size + 2 * widest) + 6 * rows * model.vocab_size)
+    logits = LOGITS_COPIES * 4 * rows * model.config.vocab_size
+    steps_in_flight = 2
+    return largest + logits + steps_in_flight * x_TD.size * x_TD.dtype.itemsize
 
 
-def free_memory(reserved: int) -> int:
+def _structs(model: SegmentedModel, paths: tuple[str, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(model.shapes[path] for path in paths)
+
+
+def _free_memory(reserved: int) -> int:
     """Bytes that the cache may take on the device: what is free now, less what the programs need."""
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:

@@ -42,6 +42,9 @@ def repeats(token_ids: list[int], min_size: int, max_size: int, min_count: int) 
     """Whether the output ends with a pattern of ``min_size`` to ``max_size`` tokens at least ``min_count`` times."""
     for size in range(max(min_size, 1), max_size + 1):
         span = size * min_count
-        if span <= len(token_ids) and token_ids[-span:-size] == token_ids[len(token_ids) - span + size :]:
+        if span > len(token_ids):
+            return False
+        # The newest token decides most sizes without comparing the whole span.
+        if token_ids[-1] == token_ids[-1 - size] and token_ids[-span:-size] == token_ids[size - span :]:
             return True
     return False

@@ -8,7 +8,7 @@ class BlockPool:
     """Hands out block ids 1 to N - 1; block 0 belongs to padding.
 
     A block with no references is free. Free blocks form a queue, least recently used first; a free block may still
-    hold cached content until it is handed out again (``on_evict`` is told then).
+    hold cached content until it is handed out again.
     """
 
     def __init__(self, num_blocks: int) -> None:

@@ -20,7 +20,8 @@ def root_digest(extra: Mapping[str, str | None]) -> bytes:
     for kind in sorted(extra):
         value = extra[kind]
         if value is not None:
-            for part in (kind.encode(), value.encode()):
+            # JSON can spell lone surrogates; they are kept apart rather than refused.
+            for part in (kind.encode(), value.encode("utf-8", "surrogatepass")):
                 encoding += len(part).to_bytes(8, "little") + part
     return hashlib.blake2b(encoding, digest_size=DIGEST_BYTES).digest()
 

@@ -61,15 +61,18 @@ class KVCacheManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    @property
-    def max_tokens(self) -> int:
-        """The longest sequence that fits the pools when it is alone."""
-        limits = [
-            pool.num_usable * self.block_size
-            for pool, window in zip(self.pools, self.windows)
-            if window is None
-        ]
-        return min(limits, default=1 << 40)
+    def max_tokens(self, chunk: int) -> int:
+        """The longest sequence that fits the pools when it is alone.
+
+        Args:
+            chunk: most tokens of a sequence that a step computes. A window moves on when a step is committed; until
+                then two chunks and what the first of them sees are held.
+        """
+        longest = 1 << 40
+        for pool, window in zip(self.pools, self.windows):
+            if window is None or pool.num_usable <= self.blocks_for(window + 2 * chunk):
+                longest = min(longest, pool.num_usable * self.block_size)
+        return longest
 
     @property
     def usage(self) -> float:
@@ -94,7 +97,7 @@ class KVCacheManager:
             parent, seq.token_ids(start, min(start + self.block_size, limit))
         )
         tables = tuple(
-            tuple(0 if i < self._first_visible(g, start) else nodes[i].blocks[g] for i in range(count))
+            tuple(0 if i < self._first_visible(g, start) else _block(nodes[i], g) for i in range(count))
             for g in range(len(self.windows))
         )
         return PrefixHit(start + extra, tables, partial)
@@ -192,9 +195,11 @@ class KVCacheManager:
         seq.num_filed = 0
 
     def forget(self, seq: Sequence) -> None:
-        """Removes all blocks of a sequence from the prefix cache: its content is not to be trusted."""
-        for group, table in enumerate(seq.tables):
-            for block in table:
+        """Removes all that a sequence computed from the prefix cache, in blocks that it gave back too: the content
+        is not to be trusted."""
+        for digest in seq.digests[1:]:
+            node = self.cache.get(digest)
+            for group, block in enumerate(node.blocks if node is not None else ()):
                 self.cache.evict(group, block)
 
     def reset_prefix_cache(self) -> None:
@@ -226,31 +231,29 @@ class KVCacheManager:
             seq.digests.append(block_digest(seq.digests[-1], ids))
         return seq.digests[index + 1]
 
-    def _chain(self, seq: Sequence, limit: int) -> list[CachedBlock]:
-        nodes = []
+    def _chain(self, seq: Sequence, limit: int) -> list[CachedBlock | None]:
+        """The cached blocks of a sequence, up to the first one that a group without a window lacks."""
+        nodes: list[CachedBlock | None] = []
         for index in range(limit // self.block_size):
             node = self.cache.get(self._digest(seq, index))
-            if node is None:
+            if any(w is None and not _block(node, group) for group, w in enumerate(self.windows)):
                 break
             nodes.append(node)
         return nodes
 
-    def _longest_held(self, nodes: list[CachedBlock]) -> int:
+    def _longest_held(self, nodes: list[CachedBlock | None]) -> int:
         """The largest number of leading blocks that every group holds as far as it can see."""
-        for group, window in enumerate(self.windows):
-            if window is None:
-                held = next((i for i, node in enumerate(nodes) if not node.blocks[group]), len(nodes))
-                nodes = nodes[:held]
         count = len(nodes)
         while count and not self._window_held(nodes, count):
             count -= 1
         return count
 
-    def _window_held(self, nodes: list[CachedBlock], count: int) -> bool:
+    def _window_held(self, nodes: list[CachedBlock | None], count: int) -> bool:
         start = count * self.block_size
         return all(
-            nodes[i].blocks[group]
-            for group in range(len(self.windows))
+            _block(nodes[i], group)
+            for group, window in enumerate(self.windows)
+            if window is not None
             for i in range(self._first_visible(group, start), count)
         )
 
@@ -278,3 +281,8 @@ class KVCacheManager:
             table[index] = 0
             index -= 1
         self.pools[group].release(reversed(gone))
+
+
+def _block(node: CachedBlock | None, group: int) -> int:
+    """The block of a group that holds a node's content; 0 if there is none."""
+    return 0 if node is None else node.blocks[group]

@@ -45,14 +45,20 @@ class PrefixCache:
             blocks: block id per group; 0 where the sequence does not have it.
         """
         node = self._nodes.get(digest)
+        fresh = [
+            (group, block)
+            for group, block in enumerate(blocks)
+            if block and block not in self._owner[group] and (node is None or not node.blocks[group])
+        ]
+        if not fresh:
+            return
         if node is None:
             node = CachedBlock(digest, parent, token_ids, [0] * self._num_groups)
             self._nodes[digest] = node
             self._children.setdefault(parent, {}).setdefault(token_ids[0], {})[digest] = None
-        for group, block in enumerate(blocks):
-            if block and not node.blocks[group] and block not in self._owner[group]:
-                node.blocks[group] = block
-                self._owner[group][block] = node
+        for group, block in fresh:
+            node.blocks[group] = block
+            self._owner[group][block] = node
 
     def evict(self, group: int, block: int) -> None:
         """Forgets what a block holds, if anything: it is about to be overwritten, or is not to be trusted."""

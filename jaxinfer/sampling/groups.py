@@ -45,8 +45,9 @@ def total(x_PG: jax.Array) -> jax.Array:
 
 def row_sum(x_PGJ: jax.Array) -> jax.Array:
     """Sum of each row, [P], where the sums of the groups do not matter: groups are added to each other first."""
-    folded_PGJ = _fold_groups(x_PGJ)
-    return total(group_sum(folded_PGJ))
+    while x_PGJ.shape[1] > 1:
+        x_PGJ = _fold_groups(x_PGJ)
+    return _fold(x_PGJ[:, 0])
 
 
 def row_count(x_PGJ: jax.Array) -> jax.Array:

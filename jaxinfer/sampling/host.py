@@ -186,8 +186,8 @@ class SamplingTable:
             slots: batch slot of each row to sample, int.
             positions: position of the token to be sampled in each row, int.
             bucket: P, at least the number of rows; the rest is padding.
-            masks: row -> packed mask that replaces the table's own, made by ``allowed``; needed for the rows with
-                a grammar or with ``needs_history``.
+            masks: row -> packed mask that replaces the table's own, made by ``allowed``; needed for the rows
+                with a grammar or with ``needs_history``.
 
         Returns:
             NumPy arrays, which cost less to pass to a compiled function than to put on the device first, and

@@ -34,7 +34,7 @@ class StepPlan:
         rows: in the order of the batch.
         admitted: sequences that took a batch slot in this pass; their slots' sampler state must be set.
         copies: blocks to copy before anything is written.
-        preempted: number of sequences that lost their blocks in this pass.
+        preempted: number of sequences that lost their blocks since the last plan.
     """
 
     rows: tuple[ScheduledRow, ...]

@@ -26,6 +26,7 @@ class Scheduler:
         """Sorted, most urgent first."""
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._pass = _Pass(0)
+        self._unreported_preemptions = 0
 
     # ---- the life of a sequence
 
@@ -80,6 +81,7 @@ class Scheduler:
             if seq.status is Status.RUNNING:
                 self._plan_running(seq)
         self._admit_waiting()
+        self._return_budget()
         return self._finish_pass()
 
     def _plan_running(self, seq: Sequence) -> None:
@@ -103,10 +105,10 @@ class Scheduler:
         if self._pass.preempted:
             return
         for seq in list(self.waiting):
-            if self._pass.budget == 0:
-                return
             if seq.num_in_flight or self._waits_for_parent(seq):
                 continue
+            if self._pass.budget == 0 and not self._take_budget_for(seq):
+                return
             if not self._free_slots and not self._make_room_for(seq):
                 return
             while not self._admit(seq):
@@ -148,13 +150,35 @@ class Scheduler:
         return True
 
     def _waits_for_parent(self, seq: Sequence) -> bool:
+        """A choice waits until its common prompt is computed by a step that is dispatched.
+
+        A parent that returns in this very pass may itself wait for copies, and all copies of a step read before they
+        write.
+        """
         parent = seq.parent
         return (
             parent is not None
             and parent.status is not Status.FINISHED
             and seq.num_tokens == seq.num_prompt
-            and parent.num_computed < parent.num_prompt
+            and (parent.num_computed < parent.num_prompt or parent in self._pass.admitted)
         )
+
+    def _take_budget_for(self, seq: Sequence) -> bool:
+        """Under the priority policy, unplans a strictly less urgent sequence, which keeps its slot and blocks."""
+        if self.config.policy != "priority":
+            return False
+        victim = next((r for r in reversed(self.running) if r in self._pass.planned), None)
+        if victim is None or victim.request.priority <= seq.request.priority:
+            return False
+        self._pass.cancel(victim)
+        self._pass.displaced.append(victim)
+        return True
+
+    def _return_budget(self) -> None:
+        """What more urgent sequences left over goes back to those that gave it, the most urgent first."""
+        for seq in reversed(self._pass.displaced):
+            if self._pass.budget and seq.status is Status.RUNNING:
+                self._pass.plan(seq, self._next_tokens(seq))
 
     def _make_room_for(self, seq: Sequence) -> bool:
         """Under the priority policy, takes slot and blocks of a strictly less urgent sequence that may still yield."""
@@ -192,6 +216,7 @@ class Scheduler:
         seq.epoch += 1
         seq.preemptions += 1
         self._pass.preempted += 1
+        self._unreported_preemptions += 1
         self.waiting.add(seq)
 
     def _leave(self, seq: Sequence) -> None:
@@ -211,7 +236,8 @@ class Scheduler:
         if not rows:
             return None
         copies = tuple(copy for copies in self._pass.admitted.values() for copy in copies)
-        return StepPlan(tuple(rows), tuple(self._pass.admitted), copies, self._pass.preempted)
+        preempted, self._unreported_preemptions = self._unreported_preemptions, 0
+        return StepPlan(tuple(rows), tuple(self._pass.admitted), copies, preempted)
 
     # ---- results
 
@@ -232,12 +258,17 @@ class Scheduler:
 
 
 class _Pass:
-    """What one scheduling pass has given out so far."""
+    """What one scheduling pass has given out so far.
+
+    Attributes:
+        displaced: running sequences whose plan was cancelled in favour of more urgent ones, least urgent first.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.planned: dict[Sequence, int] = {}
         self.admitted: dict[Sequence, list[BlockCopy]] = {}
+        self.displaced: list[Sequence] = []
         self.preempted = 0
 
     def plan(self, seq: Sequence, count: int) -> None:

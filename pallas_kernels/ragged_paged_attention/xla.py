@@ -16,6 +16,8 @@ from pallas_kernels.ragged_paged_attention.xla_chunks import Scoring
 from pallas_kernels.ragged_paged_attention.xla_rows import attend_rows
 from pallas_kernels.ragged_paged_attention.xla_tiles import attend_tiles
 
+POOL_DTYPES = (jnp.float32, jnp.float16, jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2)
+
 
 def supports(
     q_THh: jax.Array,
@@ -33,6 +35,9 @@ def supports(
     v_scale_K: jax.Array | None = None,
 ) -> tuple[bool, str]:
     """Whether this backend can serve the arguments, and why not."""
+    if k_NKSh.dtype not in POOL_DTYPES or v_NKSh.dtype not in POOL_DTYPES:
+        names = ", ".join(jnp.dtype(d).name for d in POOL_DTYPES)
+        return False, f"KV cache dtypes {k_NKSh.dtype}, {v_NKSh.dtype}; supported: {names}"
     H, K = q_THh.shape[1], k_NKSh.shape[1]
     if H % K:
         return False, f"{H} query heads are not a multiple of {K} KV heads"

@@ -44,15 +44,30 @@ def read_chunk(pool_NKSh: jax.Array, block_BJ: jax.Array, owned_B: jax.Array) ->
 
 
 def _as_bits(pool: jax.Array) -> jax.Array:
-    if pool.dtype == jnp.bfloat16:
-        return jax.lax.bitcast_convert_type(pool, jnp.uint16)
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}
+    if jnp.issubdtype(pool.dtype, jnp.floating) and pool.dtype.itemsize in unsigned:
+        return jax.lax.bitcast_convert_type(pool, unsigned[pool.dtype.itemsize])
     return pool
 
 
 def _from_bits(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Exact conversion to float32. XLA converts fp8 by slow scalar code: here it passes through float16."""
     if dtype == jnp.bfloat16:
         return jax.lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32)
+    if dtype == jnp.float16:
+        return _float16(x)
+    if dtype == jnp.float8_e5m2:
+        return _float16(x.astype(jnp.uint16) << 8)
+    if dtype == jnp.float8_e4m3fn:
+        # The exponent of float16 has a bias of 15 instead of 7: a factor of 2 ** 8, subnormals included.
+        wide = x.astype(jnp.uint16)
+        value = _float16(((wide & 0x80) << 8) | ((wide & 0x7F) << 7)) * 256.0
+        return jnp.where((x & 0x7F) == 0x7F, jnp.nan, value)
     return x.astype(jnp.float32)
+
+
+def _float16(bits: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Engines for tests: the real scheduler, block pool, sampler and output path around a scripted or simulated model."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.config import CacheConfig, CompileConfig, EngineConfig, ModelConfig, SchedulerConfig
 from jaxinfer.engine.assembly import OutputAssembler
 from jaxinfer.engine.build import Engine, assemble
+from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.inputs import Prompt
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.request import Request
@@ -22,6 +23,8 @@ from jaxinfer.tokenization.tokenizer import Tokenizer
 
 VOCAB = 320
 EOS = (257, 258)
+SLOTS = 8
+"""Batch slots and sampled rows of scripted engines, whatever the scheduler's limit: one compiled sampler for all."""
 
 
 def config(
@@ -46,8 +49,17 @@ def build(
     vocab: int = VOCAB,
     max_model_len: int = 64,
     eos: tuple[int, ...] = EOS,
+    shared_sampler: bool = False,
 ) -> Engine:
+    """An engine around a runner.
+
+    Args:
+        shared_sampler: the plan's sampling buckets do not depend on the settings.
+    """
     plan = CompilePlan.make(settings.scheduler, max_model_len, settings.cache.block_size, len(windows))
+    if shared_sampler:
+        assert settings.scheduler.max_num_seqs <= SLOTS
+        plan = replace(plan, max_num_seqs=SLOTS, row_buckets=(SLOTS,), scored_rows=SLOTS)
     assert settings.cache.num_blocks is not None
     return assemble(
         settings,
@@ -71,6 +83,7 @@ def scripted(
     return build(
         lambda plan: ScriptedRunner(script, vocab, plan, options.get("eos", EOS), record),
         settings or config(),
+        shared_sampler=True,
         **options,
     )
 
@@ -102,6 +115,31 @@ def uniform_script(vocab: int = VOCAB) -> Script:
     return lambda request, index, position: np.zeros(vocab, np.float32)
 
 
+def static_script(logits: dict[int, float], rest: float = -5.0, vocab: int = VOCAB) -> Script:
+    """The same logits at every step."""
+    row = np.full(vocab, rest, np.float32)
+    for token, value in logits.items():
+        row[token] = value
+    return lambda request, index, position: row
+
+
+def context_script(vocab: int = VOCAB) -> Script:
+    """Random logits that depend on the prompt's tokens up to the position, as a model's do; EOS is unlikely."""
+
+    def script(request: Request, index: int, position: int) -> np.ndarray:
+        context = (*request.prompt_token_ids[:position], position)
+        logits = np.random.default_rng(context).normal(size=vocab).astype(np.float32)
+        logits[list(EOS)] = -30.0
+        return logits
+
+    return script
+
+
+def token_params(**values) -> SamplingParams:
+    """Greedy and without text, unless said otherwise."""
+    return SamplingParams(**{"temperature": 0.0, "detokenize": False, **values})
+
+
 @dataclass
 class Job:
     """A request of a test, added before step ``at``."""
@@ -117,28 +155,78 @@ def ids(tokens: Iterable[int]) -> Prompt:
     return {"prompt_token_ids": list(tokens)}
 
 
+class Driver:
+    """Adds requests to an engine and steps it, checking the integrity after every step.
+
+    With overlap, what is done between two calls of ``step`` happens while a step is in flight.
+
+    Attributes:
+        deltas: all news by request id, in the order of arrival.
+    """
+
+    def __init__(self, engine: Engine, check: bool = True) -> None:
+        self.engine = engine
+        self.deltas: dict[str, list[OutputDelta]] = {}
+        self._check = check
+        self._assemblers: dict[str, OutputAssembler] = {}
+
+    def add(self, name: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0) -> None:
+        sequences = self.engine.inputs.process(name, prompt, params or SamplingParams(), priority)
+        self.engine.core.add(sequences)
+        self._assemblers[name] = OutputAssembler(sequences[0].request, self.engine.tokenizer)
+        self.deltas[name] = []
+
+    def abort(self, name: str) -> None:
+        self.engine.core.abort(name)
+
+    def step(self, count: int = 1) -> list[OutputDelta]:
+        """News of the last of ``count`` steps."""
+        news: list[OutputDelta] = []
+        for _ in range(count):
+            news = self.engine.core.step()
+            for delta in news:
+                self.deltas[delta.request_id].append(delta)
+                self._assemblers[delta.request_id].add(delta)
+            if self._check:
+                self.engine.core.check_integrity()
+        return news
+
+    def drain(self, max_steps: int = 3000) -> None:
+        """Steps until nothing is left to do, and checks that nothing leaked."""
+        for _ in range(max_steps):
+            if not self.engine.core.has_work:
+                break
+            self.step()
+        else:
+            raise AssertionError(f"the requests did not end within {max_steps} steps")
+        if self._check:
+            assert_clean(self.engine)
+
+    def output(self, name: str) -> RequestOutput:
+        return self._assemblers[name].take()
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return [t for d in self.deltas[name] if d.index == index for t in d.token_ids]
+
+    def finishes(self, name: str) -> list[str]:
+        """Finish reasons of all terminal news of a request."""
+        return [d.finish_reason.value for d in self.deltas[name] if d.finish_reason is not None]
+
+
 def run(engine: Engine, jobs: list[Job], *, max_steps: int = 3000, check: bool = True) -> list[RequestOutput]:
     """Runs the jobs to their end and returns their outputs, checking the integrity after every step."""
-    waiting = {i: job for i, job in enumerate(jobs)}
-    assemblers: dict[str, OutputAssembler] = {}
+    driver = Driver(engine, check)
     names = [job.request_id or str(i) for i, job in enumerate(jobs)]
+    waiting = dict(enumerate(jobs))
     for step in range(max_steps):
         for i in [i for i, job in waiting.items() if job.at <= step]:
             job = waiting.pop(i)
-            sequences = engine.inputs.process(names[i], job.prompt, job.params, job.priority)
-            assemblers[names[i]] = OutputAssembler(sequences[0].request, engine.tokenizer)
-            engine.core.add(sequences)
-        for delta in engine.core.step():
-            assemblers[delta.request_id].add(delta)
-        if check:
-            engine.core.check_integrity()
-        if not waiting and not engine.core.has_work:
+            driver.add(names[i], job.prompt, job.params, job.priority)
+        if not waiting:
             break
-    else:
-        raise AssertionError(f"the requests did not end within {max_steps} steps")
-    if check:
-        assert_clean(engine)
-    return [assemblers[name].take() for name in names]
+        driver.step()
+    driver.drain(max_steps)
+    return [driver.output(name) for name in names]
 
 
 def assert_clean(engine: Engine) -> None:

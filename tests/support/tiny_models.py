@@ -139,7 +139,7 @@ def tiny_model(windows: Windows = FULL, seed: int = 0) -> TinyModel:
 
 def tiny_settings(**options: object) -> EngineConfig:
     """Few shape buckets, so that the tests spend their time on running; ``options`` as in ``engines.config``."""
-    values: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, **options}
+    values: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, **options}
     settings = engines.config(**values)  # type: ignore[arg-type]
     return settings.model_copy(update={"compile": settings.compile.model_copy(update={"warm_up": "lazy"})})
 

@@ -1,0 +1,24 @@
+"""What tests look for in the text of a compiled program."""
+
+import re
+
+# Instructions that name an existing buffer again, or hand it through.
+FREE = ("parameter", "bitcast", "get-tuple-element", "while", "tuple")
+
+
+def makers(hlo: str, leading: tuple[int, ...]) -> list[str]:
+    """Instructions outside fusions whose result has a leading size in ``leading`` and is a new array.
+
+    Inside a fusion only the elements that its root needs are computed, so its instructions do not count; the
+    fusion itself does. Updates in place (``dynamic-update-slice`` fusions, scatters) count too: callers filter them.
+    """
+    size = re.compile(rf"= \w+\[({'|'.join(map(str, leading))})[,\]]\S* ([\w-]+)\(")
+    found = []
+    fused = False
+    for line in hlo.splitlines():
+        if line.endswith("{"):
+            fused = "fused_computation" in line or line.startswith(("%wrapped_", "wrapped_"))
+        match = size.search(line)
+        if match and not fused and match.group(2) not in FREE:
+            found.append(line.strip())
+    return found
