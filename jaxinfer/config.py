@@ -143,24 +143,33 @@ class EngineConfig(Scope):
     kernel: KernelConfig = KernelConfig()
 
     @classmethod
-    def load(cls, source: "str | Path | EngineConfig", overrides: Mapping[str, Any] | None = None) -> Self:
+    def load(
+        cls,
+        source: "str | Path | EngineConfig",
+        overrides: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> Self:
         """Reads a configuration.
 
         Args:
             source: a YAML file, a model reference, or a configuration.
             overrides: values by dotted path ("cache.num_blocks"), by scope (``{"cache": {...}}``), or by a bare
                 field name; a bare name that two scopes have means the first scope (model before cache).
+            defaults: values by dotted path that replace the built-in defaults.
 
         Raises:
             ConfigError: lists every problem.
         """
-        if isinstance(source, EngineConfig):
-            tree = source.model_dump(exclude_unset=True)
-        elif str(source).endswith((".yaml", ".yml")):
-            tree = _read_yaml(Path(source))
-        else:
-            tree = {"model": {"reference": str(source)}}
         problems: list[str] = []
+        tree: dict[str, Any] = {}
+        for key, value in (defaults or {}).items():
+            _merge(tree, _nest(key, value, problems))
+        if isinstance(source, EngineConfig):
+            _merge(tree, source.model_dump(exclude_unset=True))
+        elif str(source).endswith((".yaml", ".yml")):
+            _merge(tree, _read_yaml(Path(source)))
+        else:
+            _merge(tree, {"model": {"reference": str(source)}})
         if not isinstance(source, EngineConfig):
             _merge(tree, _from_environment(os.environ, problems))
         for key, value in (overrides or {}).items():

@@ -1,20 +1,17 @@
 """LLM: offline generation and scoring."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.assembly import OutputAssembler
 from jaxinfer.engine.build import Engine, build_engine
 from jaxinfer.engine.inputs import Prompt
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.progress import request_bar, startup_bar
 from jaxinfer.request import RequestError, Sequence
 from jaxinfer.sampling_params import SamplingParams
 
@@ -36,7 +33,8 @@ class LLM:
     """
 
     def __init__(self, config: str | Path | EngineConfig, **overrides: Any) -> None:
-        self.engine: Engine = build_engine(EngineConfig.load(config, overrides))
+        with startup_bar() as report:
+            self.engine: Engine = build_engine(EngineConfig.load(config, overrides), report)
         self._ids = itertools.count()
 
     def generate(
@@ -107,7 +105,7 @@ class LLM:
         try:
             for sequences in requests:
                 core.add(sequences)
-            with _progress_bar(len(requests), progress and len(requests) > 1) as advance:
+            with request_bar(len(requests), progress and len(requests) > 1) as advance:
                 while len(results) < len(requests):
                     for delta in core.step():
                         assembler = assemblers.get(delta.request_id)
@@ -124,16 +122,6 @@ class LLM:
                 while core.has_work:
                     core.step()
         return [results[s[0].request.request_id] for s in requests]
-
-
-@contextmanager
-def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
-    """A bar over requests on stderr, which stays out of logs: nothing is drawn unless it is a terminal."""
-    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
 
 
 def _per_prompt(value: Any, count: int, name: str) -> list[Any]:

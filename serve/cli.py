@@ -75,7 +75,8 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
-    llm = LLM(_load(config, context.args, verbose))
+    # One answer needs few of the programs: compile those, unless the user asks for all.
+    llm = LLM(_load(config, context.args, verbose, {"compile.warm_up": "lazy"}))
     if as_chat:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
     else:
@@ -128,11 +129,14 @@ def models() -> None:
     Console().print(table)
 
 
-def _load(config: str, extra: list[str], verbose: bool) -> EngineConfig:
+def _load(
+    config: str, extra: list[str], verbose: bool, defaults: dict[str, Any] | None = None
+) -> EngineConfig:
+    """Reads the configuration; ``defaults`` are this command's, and weaker than what the user sets."""
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr, format="%(message)s"
     )
-    return EngineConfig.load(config, parse_overrides(extra))
+    return EngineConfig.load(config, parse_overrides(extra), defaults)
 
 
 def parse_overrides(arguments: list[str]) -> dict[str, Any]:

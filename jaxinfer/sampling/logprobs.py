@@ -60,16 +60,11 @@ def sampled_logprobs(
         inputs: as for ``sample``.
     """
 
-    def raw() -> LogprobOutputs:
-        return _score(logits_PV, token_P, inputs.named_ids_PX, inputs.any_named)
-
-    def mixed() -> LogprobOutputs:
-        processed_PV = scores(edited_PV, law)
-        chosen_PV = jnp.where(inputs.processed_logprobs_P[:, None], processed_PV, logits_PV)
-        return _score(chosen_PV, token_P, inputs.named_ids_PX, inputs.any_named)
-
     def some() -> LogprobOutputs:
-        return lax.cond(jnp.any(inputs.processed_logprobs_P), mixed, raw)
+        # Not behind a conditional: XLA would copy the logits in front of it, for greedy rows too.
+        processed_P1 = inputs.processed_logprobs_P[:, None]
+        scores_PV = jnp.where(processed_P1, scores(edited_PV, law), logits_PV)
+        return _score(scores_PV, token_P, inputs.named_ids_PX, inputs.any_named)
 
     return lax.cond(inputs.any_logprobs, some, lambda: no_logprobs(inputs))
 

@@ -17,7 +17,7 @@ from jaxinfer.sampling.law import Law, weights
 
 CANDIDATES = 64
 
-Ends = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Search = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def truncate(
@@ -142,25 +142,27 @@ def _bisect(
     """
     high_P = jnp.maximum(high_P, low_P + 1)
 
-    def done(low_P: jax.Array, high_P: jax.Array, at_low_P: jax.Array, at_high_P: jax.Array) -> jax.Array:
-        return known_P | (_middle(low_P, high_P) == low_P) | settled(_value(low_P), at_low_P, at_high_P)
+    def open_rows(
+        low_P: jax.Array, high_P: jax.Array, at_low_P: jax.Array, at_high_P: jax.Array
+    ) -> jax.Array:
+        found_P = (_middle(low_P, high_P) == low_P) | settled(_value(low_P), at_low_P, at_high_P)
+        return ~(known_P | found_P)
 
-    def narrow(ends: Ends) -> Ends:
-        low_P, high_P, at_low_P, at_high_P = ends
+    def narrow(search: Search) -> Search:
+        low_P, high_P, at_low_P, at_high_P, open_P = search
         middle_P = _middle(low_P, high_P)
         measured_P = measure(_value(middle_P))
-        enough_P = measured_P >= need_P
-        raised_P = enough_P & ~done(*ends)
-        lowered_P = ~enough_P & ~done(*ends)
-        return (
-            jnp.where(raised_P, middle_P, low_P),
-            jnp.where(lowered_P, middle_P, high_P),
-            jnp.where(raised_P, measured_P, at_low_P),
-            jnp.where(lowered_P, measured_P, at_high_P),
-        )
+        raised_P = open_P & (measured_P >= need_P)
+        lowered_P = open_P & ~raised_P
+        low_P = jnp.where(raised_P, middle_P, low_P)
+        high_P = jnp.where(lowered_P, middle_P, high_P)
+        at_low_P = jnp.where(raised_P, measured_P, at_low_P)
+        at_high_P = jnp.where(lowered_P, measured_P, at_high_P)
+        return low_P, high_P, at_low_P, at_high_P, open_rows(low_P, high_P, at_low_P, at_high_P)
 
-    ends = (low_P, high_P, at_low_P, jnp.zeros_like(at_low_P))
-    return _value(lax.while_loop(lambda ends: ~jnp.all(done(*ends)), narrow, ends)[0])
+    at_high_P = jnp.zeros_like(at_low_P)
+    search = (low_P, high_P, at_low_P, at_high_P, open_rows(low_P, high_P, at_low_P, at_high_P))
+    return _value(lax.while_loop(lambda search: search[4].any(), narrow, search)[0])
 
 
 def _at(x_PX: jax.Array, index_P: jax.Array) -> jax.Array:

@@ -15,6 +15,9 @@ from jaxinfer.sampling.inputs import (
     SamplingInputs,
 )
 
+SLOTS = 32
+"""Batch slots of every state, so that tests share compiled programs."""
+
 sample_jit = jax.jit(sample)
 
 

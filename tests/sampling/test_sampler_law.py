@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_cases import Row, log_law, make_inputs, sample_jit
+from sampling_cases import SLOTS, Row, log_law, make_inputs, sample_jit
 
 from jaxinfer.sampling.law import uniforms
 from jaxinfer.sampling.state import init_state
@@ -37,9 +37,9 @@ rows = st.builds(
 
 
 def random_state(rng: np.random.Generator):
-    state = init_state(ROWS, VOCAB)
-    counts = rng.poisson(0.2, (ROWS + 1, VOCAB)).astype(np.int32)
-    seen = rng.random((ROWS + 1, VOCAB)) < 0.2
+    state = init_state(SLOTS, VOCAB)
+    counts = rng.poisson(0.2, (SLOTS + 1, VOCAB)).astype(np.int32)
+    seen = rng.random((SLOTS + 1, VOCAB)) < 0.2
     return type(state)(state.newest_W, jnp.asarray(counts), jnp.asarray(seen)), counts, seen
 
 
@@ -109,12 +109,15 @@ def assert_chi_square(counts_V: np.ndarray, expected_V: np.ndarray) -> None:
 )
 def test_draws_follow_the_law(row: Row) -> None:
     """20480 draws with one key and successive positions, and as many with one position and distinct keys."""
-    bucket, vocab = 256, 40
-    logits_V = np.random.default_rng(5).standard_normal(vocab).astype(np.float32) * 2
+    bucket, vocab = 64, VOCAB
+    logits_V = np.full(vocab, -np.inf, np.float32)
+    logits_V[::8] = np.random.default_rng(5).standard_normal(vocab // 8) * 2
     logits_PV = jnp.asarray(np.tile(logits_V, (bucket, 1)))
-    state = init_state(bucket, vocab)
+    state = init_state(SLOTS, vocab)
+    inputs = make_inputs([replace(row, key=(1, 2))] * bucket, vocab)
+    inputs = replace(inputs, slot_P=jnp.full(bucket, SLOTS, jnp.int32))
     by_position, by_key = [], []
-    for step in range(80):
+    for step in range(320):
         positions = [replace(row, key=(1, 2), position=step * bucket + i) for i in range(bucket)]
         by_position += np.asarray(
             sample_jit(logits_PV, make_inputs(positions, vocab), state)[0].token_P
@@ -137,7 +140,7 @@ def kept_tokens(logits_V: list[float], row: Row) -> list[int]:
     row = replace(row, temperature=1.0, logprobs=True, processed=True, named=tuple(range(len(logits_V))))
     padded_V = logits_V + [-np.inf] * (VOCAB - len(logits_V))
     inputs = make_inputs([row], VOCAB, ROWS)
-    output, _ = sample_jit(jnp.asarray([padded_V] * ROWS, jnp.float32), inputs, init_state(ROWS, VOCAB))
+    output, _ = sample_jit(jnp.asarray([padded_V] * ROWS, jnp.float32), inputs, init_state(SLOTS, VOCAB))
     values = np.asarray(output.logprobs.named_values_PX)[0, : len(logits_V)]
     return np.flatnonzero(values > -np.inf).tolist()
 
@@ -163,7 +166,7 @@ def test_top_p_is_taken_of_what_top_k_left() -> None:
 
 def test_flat_and_wide_distributions_are_searched() -> None:
     """Thresholds beyond the first candidates: bisection, with and without ties."""
-    vocab = 5000
+    vocab = 6400
     rng = np.random.default_rng(11)
     logits_V = (rng.permutation(vocab) / vocab).astype(np.float32)
     rows = [
@@ -175,9 +178,9 @@ def test_flat_and_wide_distributions_are_searched() -> None:
         Row(temperature=1.0, top_k=65, position=6),
     ]
     rows = [replace(row, logprobs=True, processed=True) for row in rows]
-    inputs = make_inputs(rows, vocab)
-    state = init_state(len(rows), vocab)
-    output, _ = sample_jit(jnp.asarray(np.tile(logits_V, (len(rows), 1))), inputs, state)
+    inputs = make_inputs(rows, vocab, ROWS)
+    state = init_state(SLOTS, vocab)
+    output, _ = sample_jit(jnp.asarray(np.tile(logits_V, (ROWS, 1))), inputs, state)
     zeros_V = np.zeros(vocab)
     for r, row in enumerate(rows):
         log_law_V, _ = log_law(logits_V, row, zeros_V, zeros_V > 0)
@@ -189,6 +192,6 @@ def test_flat_and_wide_distributions_are_searched() -> None:
 def test_tiny_temperatures_do_not_overflow() -> None:
     logits_PV = jnp.asarray([[2e38, 1e38, -3e38] + [-np.inf] * (VOCAB - 3)] * ROWS, jnp.float32)
     row = Row(temperature=1e-5, top_k=3, top_p=0.9, logprobs=True, processed=True)
-    output, _ = sample_jit(logits_PV, make_inputs([row], VOCAB, ROWS), init_state(ROWS, VOCAB))
+    output, _ = sample_jit(logits_PV, make_inputs([row], VOCAB, ROWS), init_state(SLOTS, VOCAB))
     assert int(output.token_P[0]) == 0
     assert float(output.logprobs.chosen_P[0]) == 0.0

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_cases import Row, make_inputs, sample_jit
+from sampling_cases import SLOTS, Row, make_inputs, sample_jit
 
 from jaxinfer.sampling.inputs import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
 from jaxinfer.sampling.logprobs import score
@@ -61,14 +61,14 @@ def test_score_takes_half_precision() -> None:
 
 def test_raw_and_processed_rows_side_by_side() -> None:
     """Raw ignores every edit; processed gives -inf to what could not be sampled, and 0 to a sole survivor."""
-    logits_PV = np.random.default_rng(3).standard_normal((4, 320)).astype(np.float32)
+    logits_PV = np.random.default_rng(3).standard_normal((8, 320)).astype(np.float32)
     rows = [
         Row(temperature=0.5, allowed=(1, 2, 3), logprobs=True, named=(1, 9)),
         Row(temperature=0.5, allowed=(1, 2, 3), logprobs=True, processed=True, named=(1, 9)),
         Row(allowed=(4,), logprobs=True, processed=True, named=(4, 9)),
         Row(temperature=1.0, bias=((8, 100.0),), logprobs=True, named=(8,)),
     ]
-    output, _ = sample_jit(jnp.asarray(logits_PV), make_inputs(rows, 320), init_state(4, 320))
+    output, _ = sample_jit(jnp.asarray(logits_PV), make_inputs(rows, 320, 8), init_state(SLOTS, 320))
     named = np.asarray(output.logprobs.named_values_PX)
     raw_PV = log_softmax(logits_PV)
     np.testing.assert_allclose(named[0, :2], raw_PV[0, [1, 9]], atol=2e-5)
@@ -82,6 +82,6 @@ def test_raw_and_processed_rows_side_by_side() -> None:
 
 def test_no_logprobs_means_zeros() -> None:
     output, _ = sample_jit(
-        jnp.ones((4, 320)), make_inputs([Row(temperature=1.0)] * 4, 320), init_state(4, 320)
+        jnp.ones((8, 320)), make_inputs([Row(temperature=1.0)] * 8, 320), init_state(SLOTS, 320)
     )
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(output.logprobs))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_cases import Row, decode, make_inputs
+from sampling_cases import SLOTS, Row, decode, make_inputs
 
 from jaxinfer.sampling.device import sample
 from jaxinfer.sampling.state import HISTORY_CHUNK, history_chunks, init_state, reset_slot
@@ -55,7 +55,7 @@ def test_smp_07_penalties_see_the_complete_history(row: Row, expected: list[int]
     """The newest token counts at once; another request's counts never do; a resumed request gets its own back."""
     prompt = [5, 5, 6]
     assert reference(row, prompt, 4) == expected
-    state = init_state(BUCKET, VOCAB)
+    state = init_state(SLOTS, VOCAB)
     if situation == "reused slot":
         state = load(state, 0, [7, 7, 5], [6, 6, 5, 7])
     state = load(state, 0, prompt, expected[:2] if situation == "resumed after two" else [])
@@ -83,7 +83,7 @@ def test_history_longer_than_a_chunk() -> None:
 
 
 def test_padding_writes_to_the_spare_slot_only() -> None:
-    state = init_state(BUCKET, VOCAB)
+    state = init_state(SLOTS, VOCAB)
     _, state, _ = decode(np.zeros((1, VOCAB), np.float32), [Row()], state, 2, BUCKET)
     # The helper gives padding the slot after the rows.
     assert np.asarray(state.output_counts_WV[2:]).sum() == 0
@@ -93,7 +93,7 @@ def test_padding_writes_to_the_spare_slot_only() -> None:
 def test_the_state_is_updated_in_place() -> None:
     """No instruction copies the [W, V] arrays when the state is donated."""
     vocab = 1280
-    state = init_state(BUCKET, vocab)
+    state = init_state(SLOTS, vocab)
     logits_PV = jnp.zeros((BUCKET, vocab), jnp.float32)
     sampler = jax.jit(sample, donate_argnums=2).lower(logits_PV, make_inputs([Row()] * BUCKET, vocab), state)
     zeros_X = np.zeros(HISTORY_CHUNK, np.int32)
@@ -101,6 +101,10 @@ def test_the_state_is_updated_in_place() -> None:
     reset = reset_jit.lower(state, one, zeros_X, one, zeros_X, one, np.asarray(True))
     for program in (sampler, reset):
         hlo = program.compile().as_text()
-        assert f"[{BUCKET + 1},{vocab}]" in hlo
-        copies = re.findall(rf"(?:s32|pred)\[{BUCKET + 1},{vocab}\]\S* copy\(", hlo)
+        assert f"[{SLOTS + 1},{vocab}]" in hlo
+        copies = re.findall(rf"(?:s32|pred)\[{SLOTS + 1},{vocab}\]\S* copy\(", hlo)
         assert copies == []
+    entry = sampler.compile().as_text().split("ENTRY")[1]
+    assert not re.search(
+        rf"f32\[{BUCKET},{vocab}\]\S* copy\(", entry
+    )  # nor the logits, when all rows are greedy

@@ -5,7 +5,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_cases import sample_jit
+from sampling_cases import SLOTS, sample_jit
 
 from jaxinfer.sampling.host import SamplingTable
 from jaxinfer.sampling.masks import (
@@ -38,7 +38,7 @@ def run(
 ):
     logits_V = np.zeros(VOCAB, np.float32) if logits_V is None else logits_V
     inputs = build(table, slots, positions, **options)
-    output, _ = sample_jit(jnp.asarray(np.tile(logits_V, (8, 1))), inputs, init_state(8, VOCAB))
+    output, _ = sample_jit(jnp.asarray(np.tile(logits_V, (8, 1))), inputs, init_state(SLOTS, VOCAB))
     return np.asarray(output.token_P)[: len(slots)].tolist()
 
 

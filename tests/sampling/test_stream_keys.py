@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sampling_cases import Row, decode
+from sampling_cases import SLOTS, Row, decode
 
 from jaxinfer.sampling.keys import stream_key
 from jaxinfer.sampling.state import init_state
@@ -14,7 +14,7 @@ A, B = [97], [98]
 def run(keys: list[tuple[int, int]], temperature: float = 1.0, start: int = 1) -> list[list[int]]:
     """16 tokens per key from all-zero logits, in one batch."""
     rows = [Row(temperature=temperature, key=key, position=start) for key in keys]
-    return decode(np.zeros((len(keys), VOCAB), np.float32), rows, init_state(8, VOCAB), 16, 8)[0]
+    return decode(np.zeros((len(keys), VOCAB), np.float32), rows, init_state(SLOTS, VOCAB), 16, 8)[0]
 
 
 def test_smp_02_choices_and_prompts_have_their_own_streams() -> None:

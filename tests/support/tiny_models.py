@@ -24,6 +24,8 @@ from pallas_kernels.select import select_ops
 from tests.support import engines
 
 MAX_MODEL_LEN = 64
+DEVICE_BLOCKS = 64
+"""Blocks on the device, whatever the scheduler may use of them: pools of one shape share the compiled programs."""
 MIN_GAP = 1e-3
 """Smallest distance of the two largest logits on test prompts: rounding cannot flip a greedy token."""
 
@@ -76,11 +78,14 @@ class TinyModel:
         """
         settings = settings or tiny_settings()
         windows, groups = group_layers(kv_specs(self.config))
-        num_blocks = (settings.cache.num_blocks,) * len(windows)
+        assert settings.cache.num_blocks is not None
+        assert settings.cache.num_blocks <= DEVICE_BLOCKS
 
         def runner(plan: CompilePlan) -> Runner:
             size = settings.cache.block_size
-            pools = allocate(kv_specs(self.config), groups, num_blocks, size, jnp.float32, {})
+            pools = allocate(
+                kv_specs(self.config), groups, (DEVICE_BLOCKS,) * len(windows), size, jnp.float32, {}
+            )
             return wrap(
                 JaxRunner(
                     self.programs(plan),
@@ -130,7 +135,7 @@ def tiny_model(windows: Windows = FULL, seed: int = 0) -> TinyModel:
         jnp.float32,
         param_dtype=jnp.float32,
         max_model_len=MAX_MODEL_LEN,
-        layers_per_segment=2,
+        layers_per_segment=1,
     )
     rng = np.random.default_rng(seed)
     params = {path: jnp.asarray(_random(rng, path, shape.shape)) for path, shape in parts.shapes.items()}
