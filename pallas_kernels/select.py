@@ -1,6 +1,7 @@
 """Chooses the backend of every op once, at start-up."""
 
 import logging
+from dataclasses import replace
 
 from pallas_kernels.grouped_matmul import reference as grouped_matmul_reference
 from pallas_kernels.grouped_matmul import xla as grouped_matmul_xla
@@ -8,6 +9,7 @@ from pallas_kernels.kv_write import reference as kv_write_reference
 from pallas_kernels.kv_write import xla as kv_write_xla
 from pallas_kernels.linear import reference as linear_reference
 from pallas_kernels.linear import xla as linear_xla
+from pallas_kernels.linear import xla_cpu as linear_xla_cpu
 from pallas_kernels.ops import Ops
 from pallas_kernels.ragged_paged_attention import reference as attention_reference
 from pallas_kernels.ragged_paged_attention import xla as attention_xla
@@ -22,6 +24,7 @@ _XLA = Ops(
     linear=linear_xla.linear,
     grouped_matmul=grouped_matmul_xla.grouped_matmul,
 )
+_XLA_CPU = replace(_XLA, linear=linear_xla_cpu.linear)
 _REFERENCE = Ops(
     attention=attention_reference.ragged_paged_attention,
     kv_write=kv_write_reference.kv_write,
@@ -54,4 +57,4 @@ def select_ops(backend: str, platform: str, strict: bool) -> Ops:
         logger.warning("kernels: xla, because %s", why)
         return _XLA
     logger.info("kernels: xla (%s, on %s)", "automatic choice" if backend == "auto" else "as asked", platform)
-    return _XLA
+    return _XLA_CPU if platform == "cpu" else _XLA

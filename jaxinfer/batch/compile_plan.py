@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from jaxinfer.config import SchedulerConfig
 
-MIN_TOKENS = 2
-"""Smallest token bucket: a matrix-vector product with one bfloat16 row is pathologically slow on CPUs."""
+SMALLEST_ROWS = 8
+"""Smallest row bucket but one: a head of 8 rows takes hardly longer than one of 2, and every bucket costs a compilation."""
 
 MAX_SCORED_ROWS = 64
 """Rows of one scoring call (prompt log-probabilities); longer chunks take several calls of the same program."""
@@ -38,12 +38,24 @@ class CompilePlan:
 
     @classmethod
     def make(
-        cls, scheduler: SchedulerConfig, max_model_len: int, block_size: int, num_groups: int
+        cls,
+        scheduler: SchedulerConfig,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        min_tokens: int = 1,
     ) -> "CompilePlan":
+        """Buckets for a configuration.
+
+        Args:
+            min_tokens: smallest bucket; 2 for bfloat16 weights on a CPU, where a product with one row is
+                pathologically slow.
+        """
+        tokens = max(scheduler.max_num_batched_tokens, min_tokens)
         return cls(
-            token_buckets=_buckets(scheduler.max_num_batched_tokens),
-            row_buckets=_buckets(scheduler.max_num_seqs),
-            scored_rows=min(MAX_SCORED_ROWS, _buckets(scheduler.max_num_batched_tokens)[-1]),
+            token_buckets=_token_buckets(min_tokens, tokens),
+            row_buckets=_row_buckets(min_tokens, max(scheduler.max_num_seqs, min_tokens)),
+            scored_rows=min(MAX_SCORED_ROWS, tokens),
             copied_blocks=max(4, min(scheduler.max_num_seqs, 16)) * num_groups,
             max_num_seqs=scheduler.max_num_seqs,
             table_width=-(-max_model_len // block_size),
@@ -61,7 +73,7 @@ class CompilePlan:
 
     def table_rows(self, token_bucket: int) -> int:
         """R of a step whose token bucket is T."""
-        return min(token_bucket, max(self.max_num_seqs, MIN_TOKENS))
+        return min(token_bucket, max(self.max_num_seqs, self.token_buckets[0]))
 
     @property
     def num_programs(self) -> int:
@@ -70,13 +82,24 @@ class CompilePlan:
         return len(self.token_buckets) + len(self.row_buckets) + len(heads) + 3
 
 
-def _buckets(largest: int) -> tuple[int, ...]:
-    """Powers of two from MIN_TOKENS, with a step halfway from 32 on, up to ``largest``."""
-    sizes = {max(largest, MIN_TOKENS)}
-    size = MIN_TOKENS
+def _token_buckets(smallest: int, largest: int) -> tuple[int, ...]:
+    """Powers of two, with a step halfway from 32 on, up to ``largest``."""
+    sizes = {smallest, largest}
+    size = 1
     while size < largest:
-        sizes.add(size)
+        if size >= smallest:
+            sizes.add(size)
         if size >= 32 and size * 3 // 2 < largest:
             sizes.add(size * 3 // 2)
+        size *= 2
+    return tuple(sorted(sizes))
+
+
+def _row_buckets(smallest: int, largest: int) -> tuple[int, ...]:
+    """The smallest, and powers of two from SMALLEST_ROWS up to ``largest``."""
+    sizes = {smallest, largest}
+    size = SMALLEST_ROWS
+    while size < largest:
+        sizes.add(size)
         size *= 2
     return tuple(sorted(sizes))

@@ -22,10 +22,14 @@ class OutputAssembler:
     """Builds the ``RequestOutput`` of one request.
 
     With ``OutputKind.DELTA`` an output holds what is new since the last one that was taken; otherwise it is cumulative.
+
+    Args:
+        request_id: the id that the outputs carry; the request's own if absent.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, request_id: str | None = None) -> None:
         self._request = request
+        self._request_id = request.request_id if request_id is None else request_id
         self._tokenizer = tokenizer if request.params.detokenize else None
         self._choices = [self._new_choice(i) for i in range(request.params.n)]
         self._fresh: set[int] = set()
@@ -91,7 +95,7 @@ class OutputAssembler:
         if delta:
             self._prompt_logprobs = None
         return RequestOutput(
-            request_id=self._request.request_id,
+            request_id=self._request_id,
             prompt=self._request.prompt,
             prompt_token_ids=list(self._request.prompt_token_ids),
             prompt_logprobs=prompt_logprobs,

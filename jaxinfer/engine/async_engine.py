@@ -1,6 +1,7 @@
 """AsyncEngine: the step loop on a thread of its own, and asyncio streams of outputs."""
 
 import asyncio
+import itertools
 import logging
 import queue
 import threading
@@ -32,8 +33,14 @@ class EngineDeadError(RuntimeError):
 @dataclass(eq=False)
 class _Stream:
     """One request between the loop thread and its consumer. What is not taken yet merges into one output, so a slow
-    reader costs no more memory than its output."""
+    reader costs no more memory than its output.
 
+    Attributes:
+        key: the request's id in the core. It is never used twice, so that late news of a request that was left
+            cannot reach another one to which the user gave the same id.
+    """
+
+    key: str
     assembler: OutputAssembler
     news: asyncio.Event
     loop: asyncio.AbstractEventLoop
@@ -51,6 +58,10 @@ class AsyncEngine:
         self._engine = engine
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
+        """By the core's key."""
+        self._keys: dict[str, str] = {}
+        """The core's key of each request id in use."""
+        self._count = itertools.count()
         self._error: Exception | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="jaxinfer-engine", daemon=True)
@@ -83,9 +94,11 @@ class AsyncEngine:
         """
         params = params or SamplingParams()
         request_id = request_id or uuid.uuid4().hex
-        sequences = self._engine.inputs.process(request_id, prompt, params, priority, add_special_tokens)
+        key = f"{request_id}#{next(self._count)}"
+        sequences = self._engine.inputs.process(key, prompt, params, priority, add_special_tokens)
         stream = _Stream(
-            OutputAssembler(sequences[0].request, self._engine.tokenizer),
+            key,
+            OutputAssembler(sequences[0].request, self._engine.tokenizer, request_id),
             asyncio.Event(),
             asyncio.get_running_loop(),
         )
@@ -100,14 +113,16 @@ class AsyncEngine:
                     if output.finished:
                         return
         finally:
-            # First the abort: who takes the id over is queued behind it.
-            self._commands.put(lambda: self._engine.core.abort(request_id))
             with self._lock:
-                self._streams.pop(request_id, None)
+                del self._streams[key], self._keys[request_id]
+            self._commands.put(lambda: self._engine.core.abort(key))
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its stream yields a last output with finish reason ``abort``."""
-        self._commands.put(lambda: self._engine.core.abort(request_id))
+        """Ends a request; its stream yields a last output with finish reason ``abort``. Unknown ids are ignored."""
+        with self._lock:
+            key = self._keys.get(request_id)
+        if key is not None:
+            self._commands.put(lambda: self._engine.core.abort(key))
 
     def shutdown(self) -> None:
         """Stops the loop; open streams end with ``EngineDeadError``."""
@@ -126,9 +141,10 @@ class AsyncEngine:
         with self._lock:
             if self._error is not None:
                 raise EngineDeadError(str(self._error)) from self._error
-            if request_id in self._streams:
+            if request_id in self._keys:
                 raise RequestError(f"request id {request_id!r} is in use", "request_id")
-            self._streams[request_id] = stream
+            self._keys[request_id] = stream.key
+            self._streams[stream.key] = stream
 
     async def _submit(self, sequences: list[Sequence]) -> None:
         loop = asyncio.get_running_loop()

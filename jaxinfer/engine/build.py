@@ -29,6 +29,7 @@ from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import family, parse_config
 from jaxinfer.models.segments import SegmentedModel, segmented_model
 from jaxinfer.observability.compilation import CompilationMonitor, use_compilation_cache
+from jaxinfer.runner.host_memory import keep_freed_memory
 from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.programs import ModelPrograms
 from jaxinfer.runner.protocol import Runner
@@ -36,6 +37,8 @@ from jaxinfer.scheduler.scheduler import Scheduler
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.loading import load_tokenizer
 from jaxinfer.tokenization.tokenizer import Tokenizer
+from pallas_kernels.kv_storage import storage_dtype
+from pallas_kernels.precision import compute_dtype
 from pallas_kernels.select import select_ops
 
 logger = logging.getLogger(__name__)
@@ -99,7 +102,8 @@ def set_up_model(config: EngineConfig) -> ModelSetup:
         raise ValueError(
             f"model.max_model_len is {max_model_len}, but the model supports {model.max_position} tokens"
         )
-    dtype, _ = resolve_dtype(config.model.dtype, files.config, files.source)
+    declared, _ = resolve_dtype(config.model.dtype, files.config, files.source)
+    dtype = compute_dtype(declared, jax.default_backend())
     cache_dtype = dtype if config.cache.dtype == "auto" else jnp.dtype(CACHE_DTYPES[config.cache.dtype])
     ops = select_ops(config.kernel.backend, jax.default_backend(), config.kernel.strict)
     windows, groups = group_layers(kv_specs(model))
@@ -119,7 +123,13 @@ def set_up_model(config: EngineConfig) -> ModelSetup:
         max_model_len=max_model_len,
         windows=windows,
         groups=groups,
-        plan=CompilePlan.make(config.scheduler, max_model_len, config.cache.block_size, len(windows)),
+        plan=CompilePlan.make(
+            config.scheduler,
+            max_model_len,
+            config.cache.block_size,
+            len(windows),
+            min_tokens=1 if dtype == jnp.float32 else 2,
+        ),
     )
 
 
@@ -144,6 +154,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         CheckpointError, TokenizerError, ValueError: what is wrong with model or configuration.
     """
     use_compilation_cache(config.compile.cache_dir)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
     setup = set_up_model(config)
     loaded = load_tokenizer(_tokenizer_path(config, setup.files))
     params = load_weights(setup, progress)
@@ -151,7 +163,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     specs = kv_specs(setup.model)
     num_blocks = size_cache(config, setup)
     scales = _kv_scales(setup)
-    kv_cache = allocate(specs, setup.groups, num_blocks, config.cache.block_size, setup.cache_dtype, scales)
+    stored = storage_dtype(setup.cache_dtype, jax.default_backend())
+    kv_cache = allocate(specs, setup.groups, num_blocks, config.cache.block_size, stored, scales)
     eos_token_ids = _eos_ids(setup.model, loaded.tokenizer)
     runner = JaxRunner(
         programs,
@@ -226,7 +239,8 @@ def size_cache(config: EngineConfig, setup: ModelSetup) -> tuple[int, ...]:
     specs = kv_specs(setup.model)
 
     def temporaries() -> int:
-        return measure_temporaries(setup.parts, setup.plan, specs, setup.groups, setup.cache_dtype)
+        stored = storage_dtype(setup.cache_dtype, jax.default_backend())
+        return measure_temporaries(setup.parts, setup.plan, specs, setup.groups, stored)
 
     return fit_blocks(config, setup.plan, specs, setup.windows, setup.groups, setup.cache_dtype, temporaries)
 

@@ -1,10 +1,12 @@
-"""Matrix product with a weight stored ``[out, in]`` in XLA."""
+"""Matrix product with a weight stored ``[out, in]`` in XLA, for any platform."""
 
 import jax
 import jax.numpy as jnp
 
 
-def supports(x_TI: jax.Array, w_OI: jax.Array, bias_O: jax.Array | None = None) -> tuple[bool, str]:
+def supports(
+    x_TI: jax.Array, w_OI: jax.Array, bias_O: jax.Array | None = None, *, out_dtype: jnp.dtype | None = None
+) -> tuple[bool, str]:
     """Whether this backend can serve the arguments, and why not."""
     return True, ""
 
@@ -13,11 +15,17 @@ def linear(
     x_TI: jax.Array, w_OI: jax.Array, bias_O: jax.Array | None = None, *, out_dtype: jnp.dtype | None = None
 ) -> jax.Array:
     """See ``reference.linear``."""
-    T = x_TI.shape[0]
-    if T == 1 and w_OI.dtype == jnp.bfloat16:
-        # One-row bfloat16 products are an order of magnitude slower than two-row ones on CPUs.
-        x_TI = jnp.concatenate([x_TI, jnp.zeros_like(x_TI)])
-    y_TO = jax.lax.dot_general(x_TI, w_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)[:T]
+    return add_bias(product(x_TI, w_OI), bias_O, out_dtype or x_TI.dtype)
+
+
+def product(x_TI: jax.Array, w_OI: jax.Array) -> jax.Array:
+    """``x @ w.T`` in float32."""
+    contract_last = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(x_TI, w_OI, contract_last, preferred_element_type=jnp.float32)
+
+
+def add_bias(y_TO: jax.Array, bias_O: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
+    """Adds the bias in float32 and rounds once."""
     if bias_O is not None:
         y_TO = y_TO + bias_O.astype(jnp.float32)
-    return y_TO.astype(out_dtype or x_TI.dtype)
+    return y_TO.astype(dtype)

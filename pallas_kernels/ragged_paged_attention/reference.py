@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.kv_storage import as_values
+
 
 def ragged_paged_attention(
     q_THh: jax.Array,
@@ -22,9 +24,11 @@ def ragged_paged_attention(
     """Causal attention of ragged queries over K and V read through block tables.
 
     Args:
-        q_THh: queries, packed; row r owns ``query_start[r]:query_start[r+1]``, the last tokens of its context.
-        k_NKSh, v_NKSh: the pool: N blocks of S slots for K heads. H is a multiple of K. The K and V of this step's
-            tokens are already written.
+        q_THh: queries, packed; row r owns ``query_start[r]:query_start[r+1]``, the last tokens of its
+            context.
+        k_NKSh, v_NKSh: the pool: N blocks of S slots for K heads. H is a multiple of K. The K and V of this
+            step's tokens are already written. uint16 and uint8 hold the bits of bfloat16 and float8_e4m3fn (see
+            ``kv_storage``).
         block_table_RM: int32 block ids; entries past the context may hold anything.
         query_start_Q: int32 [R + 1].
         context_len_R: int32; 0 for a padded row.
@@ -35,8 +39,8 @@ def ragged_paged_attention(
         k_scale_K, v_scale_K: float32 per-head factors of a quantized cache (value = stored * scale).
 
     Returns:
-        [T, H, h] in the dtype of q. Rows past ``query_start[R]`` are 0. Nothing in a slot that a sequence does not
-        own, NaN included, reaches its output.
+        [T, H, h] in the dtype of q. Rows past ``query_start[R]`` are 0. Nothing in a slot that a sequence
+        does not own, NaN included, reaches its output.
     """
     T, H, h = q_THh.shape
     R, M = block_table_RM.shape
@@ -49,7 +53,7 @@ def ragged_paged_attention(
     table_RM = jnp.clip(block_table_RM, 0, N - 1)
 
     def dense(pool_NKSh: jax.Array, scale_K: jax.Array | None) -> jax.Array:
-        x_RKCh = pool_NKSh[table_RM].swapaxes(1, 2).reshape(R, K, M * S, h).astype(jnp.float32)
+        x_RKCh = as_values(pool_NKSh[table_RM]).swapaxes(1, 2).reshape(R, K, M * S, h).astype(jnp.float32)
         if scale_K is not None:
             x_RKCh = x_RKCh * scale_K[None, :, None, None]
         owned_RC = jnp.arange(M * S) < context_len_R[:, None]

@@ -12,6 +12,7 @@ Method: online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over chun
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.kv_storage import value_dtype
 from pallas_kernels.ragged_paged_attention.xla_chunks import Scoring
 from pallas_kernels.ragged_paged_attention.xla_rows import attend_rows
 from pallas_kernels.ragged_paged_attention.xla_tiles import attend_tiles
@@ -35,7 +36,7 @@ def supports(
     v_scale_K: jax.Array | None = None,
 ) -> tuple[bool, str]:
     """Whether this backend can serve the arguments, and why not."""
-    if k_NKSh.dtype not in POOL_DTYPES or v_NKSh.dtype not in POOL_DTYPES:
+    if value_dtype(k_NKSh.dtype) not in POOL_DTYPES or value_dtype(v_NKSh.dtype) not in POOL_DTYPES:
         names = ", ".join(jnp.dtype(d).name for d in POOL_DTYPES)
         return False, f"KV cache dtypes {k_NKSh.dtype}, {v_NKSh.dtype}; supported: {names}"
     H, K = q_THh.shape[1], k_NKSh.shape[1]

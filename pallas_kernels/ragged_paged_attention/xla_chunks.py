@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.kv_storage import value_dtype
+
 # Slots per chunk. The same for every batch shape, so that a row's sums are formed in the same order everywhere.
 CHUNK_SLOTS = 128
 # Smaller than any score. It is finite, so that a query which has seen nothing yet needs no special case.
@@ -36,7 +38,9 @@ def read_chunk(pool_NKSh: jax.Array, block_BJ: jax.Array, owned_B: jax.Array) ->
     B, J = block_BJ.shape
     head_BKJ = block_BJ[:, None, :] * K + jnp.arange(K)[:, None]
     bits_NC = _as_bits(pool_NKSh).reshape(N * K, S * h)
-    x_BKJC = _from_bits(jnp.take(bits_NC, head_BKJ.reshape(-1), axis=0, mode="clip"), pool_NKSh.dtype)
+    x_BKJC = _from_bits(
+        jnp.take(bits_NC, head_BKJ.reshape(-1), axis=0, mode="clip"), value_dtype(pool_NKSh.dtype)
+    )
     # The mask runs over the flat S * h axis: a loop of h = 64 elements would be unrolled instead of vectorized.
     owned_BJ = (owned_B[:, None] - jnp.arange(J) * S) * h
     mask_BJC = jnp.arange(S * h) < owned_BJ[:, :, None]

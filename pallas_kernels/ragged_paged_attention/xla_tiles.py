@@ -41,7 +41,7 @@ def attend_tiles(
     Returns:
         float32 ``[T, K, G, h]``.
     """
-    T, K, G, h = q_TKGh.shape
+    T = q_TKGh.shape[0]
     R = context_len_R.shape[0]
     t = tile_tokens(T)
     length_R = query_start_Q[1:] - query_start_Q[:-1]

@@ -9,31 +9,40 @@ from jaxinfer.batch.packing import Packing
 from jaxinfer.config import SchedulerConfig
 
 
-def _plan(tokens: int = 64, seqs: int = 8, length: int = 64, groups: int = 1) -> CompilePlan:
+def _plan(
+    tokens: int = 64, seqs: int = 8, length: int = 64, groups: int = 1, min_tokens: int = 1
+) -> CompilePlan:
     scheduler = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=tokens)
-    return CompilePlan.make(scheduler, length, 4, groups)
+    return CompilePlan.make(scheduler, length, 4, groups, min_tokens)
 
 
+@pytest.mark.parametrize("min_tokens", [1, 2])
 @pytest.mark.parametrize("largest", [1, 2, 3, 5, 31, 32, 48, 64, 100, 512])
-def test_buckets_cover_every_count_up_to_the_largest(largest):
-    plan = _plan(tokens=largest, seqs=1)
-    assert plan.token_buckets[-1] == max(largest, 2)
+def test_buckets_cover_every_count_up_to_the_largest(largest, min_tokens):
+    plan = _plan(tokens=largest, seqs=1, min_tokens=min_tokens)
+    assert plan.token_buckets[-1] == max(largest, min_tokens)
+    assert plan.token_buckets[0] >= min_tokens
     assert list(plan.token_buckets) == sorted(set(plan.token_buckets))
     for count in range(1, largest + 1):
-        bucket = plan.tokens(count)
-        assert bucket >= count
-        assert bucket <= max(2 * count, 2)
+        assert count <= plan.tokens(count) <= max(2 * count, min_tokens)
+
+
+@pytest.mark.parametrize("seqs", [1, 2, 7, 8, 9, 64, 100])
+def test_row_buckets_cover_every_number_of_sequences(seqs):
+    plan = _plan(tokens=128, seqs=seqs)
+    assert plan.row_buckets[-1] == seqs
+    for count in range(1, seqs + 1):
+        assert plan.rows(count) >= count
 
 
 def test_halfway_buckets_from_32_on():
-    assert _plan(tokens=128, seqs=1).token_buckets == (2, 4, 8, 16, 32, 48, 64, 96, 128)
+    assert _plan(tokens=128, seqs=1, min_tokens=2).token_buckets == (2, 4, 8, 16, 32, 48, 64, 96, 128)
 
 
-def test_one_sequence_still_has_two_rows():
-    plan = _plan(seqs=1)
+def test_padding_to_two_rows_where_one_is_slow():
+    plan = _plan(seqs=1, min_tokens=2)
     assert plan.row_buckets == (2,)
-    assert plan.rows(1) == 2
-    assert plan.table_rows(64) == 2
+    assert plan.rows(1) == plan.tokens(1) == plan.table_rows(64) == 2
 
 
 def test_table_rows_never_fall_short_of_the_sequences_of_a_step():

@@ -136,14 +136,16 @@ def test_a_request_id_in_use_is_refused_and_free_again_afterwards():
 
 
 def test_an_id_taken_over_right_after_a_cancellation():
-    """The abort of the first request does not end the second one of the same id."""
+    """Neither the abort nor late news of the first request reach the second one of the same id."""
 
     async def scenario(engine: AsyncEngine) -> None:
         for _ in range(30):
             async with aclosing(engine.generate(ids([1]), params(50), request_id="x")) as stream:
                 await anext(stream)
             outputs = await collect(engine, ids([2]), params(3), request_id="x")
+            assert {output.request_id for output in outputs} == {"x"}
             assert outputs[-1].outputs[0].finish_reason == "length"
+            assert len(outputs[-1].outputs[0].token_ids) == 3
 
     drive(scenario)
 

@@ -135,7 +135,7 @@ def test_kvc_06_windows(windows: Windows, chunk: int | None, overlap: int) -> No
     with other ids, the last id changed, and lengths around the window; block 4, window 8."""
     model = tiny_model(windows)
     engine, watch = watched(model, chunk_size=chunk, overlap=overlap)
-    prompt = prompt_ids(24)
+    prompt = prompt_ids(24, 1)
     changed = [*prompt[:-1], prompt[-1] + 1]
     prompts = [prompt, prompt, prompt[:8], [*prompt[:12], *prompt_ids(7, 5)], changed]
     for text in prompts:
@@ -167,12 +167,12 @@ def test_kvc_08_block_zero_reaches_no_output(windows: Windows, canary: float) ->
     model = tiny_model(windows)
     engine, watch = watched(model, canary)
     check(model, prompt_ids(5, 1), run(engine, [greedy_job(prompt_ids(5, 1), 6)])[0], 6)
-    prompts = [prompt_ids(1, 21), prompt_ids(5, 22), prompt_ids(9, 23)]
+    prompts = [prompt_ids(1, 1), prompt_ids(5, 2), prompt_ids(9, 3)]
     for _ in range(4):
         outputs = run(engine, [greedy_job(p, 12, at=i) for i, p in enumerate(prompts)])
         for text, output in zip(prompts, outputs):
             check(model, text, output, 12)
-    long = prompt_ids(24)
+    long = prompt_ids(24, 1)
     for _ in range(2):
         check(model, long, run(engine, [greedy_job(long, 30)])[0], 30)
     assert len(watch.steps) > 100
@@ -192,7 +192,7 @@ def test_stale_content_of_released_blocks_reaches_no_output() -> None:
     """Blocks that left the window of a sequence are overwritten with NaN by whoever gets them next: the sequence that had
     them goes on undisturbed."""
     model = tiny_model(MIXED)
-    prompt = prompt_ids(24)
+    prompt = prompt_ids(24, 1)
     engine, watch = watched(model, overlap=0, prefix_caching=False)
     core = engine.core
     sequences = engine.inputs.process("0", ids(prompt), SamplingParams(max_tokens=12, **GREEDY))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.ragged_paged_attention import xla
-from tests.pallas_kernels.attention_cases import KV_DTYPES, AttentionContract, Shape, inputs, run
+from tests.pallas_kernels.attention_cases import KV_DTYPES, AttentionContract, Shape, inputs, run, solo
 from tests.pallas_kernels.hlo_checks import makers
 
 
@@ -19,15 +19,17 @@ class TestAttentionXla(AttentionContract):
         """A row's result is the same bits without its neighbours and in another place of the batch."""
         shape = Shape(R=8, T=64, M=80, N=200, kv_dtype=kv_dtype)
         args, options = inputs(shape, ((tokens, 150), (1, 300), (20, 60), (1, 4)))
-        q, k, v, table, _, _ = args
         want = run(self.op, shape, args, options)[:tokens]
-        start, context = [0] + [tokens] * 8, [150] + [0] * 7
-        alone = (q, k, v, table, jnp.asarray(start, jnp.int32), jnp.asarray(context, jnp.int32))
+        q, k, v, table, start_Q, context_R = alone = solo(args, 0)
         np.testing.assert_array_equal(run(self.op, shape, alone, options)[:tokens], want)
-        order = jnp.asarray([1, 0, 2, 3, 4, 5, 6, 7])
-        start, context = [0, 3] + [3 + tokens] * 7, [8, 150] + [0] * 6
-        integers = jnp.asarray(start, jnp.int32), jnp.asarray(context, jnp.int32)
-        moved = (jnp.roll(q, 3, axis=0), k, v, table[order], *integers)
+        moved = (
+            jnp.roll(q, 3, axis=0),
+            k,
+            v,
+            jnp.roll(table, 1, axis=0),
+            jnp.concatenate([jnp.zeros(1, jnp.int32), 3 + start_Q[:-1]]),
+            jnp.roll(context_R, 1).at[0].set(8),
+        )
         np.testing.assert_array_equal(run(self.op, shape, moved, options)[3 : 3 + tokens], want)
 
     @pytest.mark.parametrize("R", [8, 32])

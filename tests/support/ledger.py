@@ -87,11 +87,13 @@ class Ledger:
         self._snapshots = seen
 
     def _copy(self, plan: StepPlan) -> None:
-        size = self._plan.block_size
-        for copy in plan.copies:
-            content = self._content[copy.group]
-            source = content[copy.source * size : (copy.source + 1) * size]
-            content[copy.target * size : (copy.target + 1) * size] = source
+        """As the device does it: in calls of limited size, each of which reads all sources before it writes."""
+        size, most = self._plan.block_size, self._plan.copied_blocks
+        for start in range(0, len(plan.copies), most):
+            copies = plan.copies[start : start + most]
+            sources = [self._content[c.group][c.source * size : (c.source + 1) * size] for c in copies]
+            for copy, source in zip(copies, sources):
+                self._content[copy.group][copy.target * size : (copy.target + 1) * size] = source
 
     def _check_tokens(self, row: ScheduledRow, ids: np.ndarray, positions: np.ndarray) -> None:
         tokens = self._tokens.setdefault(row.seq, list(row.seq.request.prompt_token_ids))

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.build import Engine
+from jaxinfer.engine.build import Engine, assemble
 from jaxinfer.kv_cache.allocate import allocate
 from jaxinfer.kv_cache.layout import group_layers
 from jaxinfer.models.config import TransformerConfig
@@ -20,12 +20,15 @@ from jaxinfer.models.segments import SegmentedModel, segmented_model
 from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.programs import ModelPrograms
 from jaxinfer.runner.protocol import Runner
+from jaxinfer.tokenization.chat import ChatTemplate
 from pallas_kernels.select import select_ops
 from tests.support import engines
 
 MAX_MODEL_LEN = 64
 DEVICE_BLOCKS = 64
 """Blocks on the device, whatever the scheduler may use of them: pools of one shape share the compiled programs."""
+MAX_SEQS, MAX_TOKENS = 4, 32
+"""Most sequences and tokens of a step in tests that share their programs."""
 MIN_GAP = 1e-3
 """Smallest distance of the two largest logits on test prompts: rounding cannot flip a greedy token."""
 
@@ -70,35 +73,52 @@ class TinyModel:
         settings: EngineConfig | None = None,
         *,
         wrap: Callable[[JaxRunner], Runner] = lambda runner: runner,
+        all_buckets: bool = False,
     ) -> Engine:
         """A fresh engine; by default with warm-up at first use.
 
         Args:
             wrap: puts something around the runner, for example a recorder.
+            all_buckets: the plan that the settings ask for, not one of few shapes that compiles quickly.
         """
         settings = settings or tiny_settings()
-        windows, groups = group_layers(kv_specs(self.config))
         assert settings.cache.num_blocks is not None
         assert settings.cache.num_blocks <= DEVICE_BLOCKS
-
-        def runner(plan: CompilePlan) -> Runner:
-            size = settings.cache.block_size
-            pools = allocate(
-                kv_specs(self.config), groups, (DEVICE_BLOCKS,) * len(windows), size, jnp.float32, {}
+        windows, groups = group_layers(kv_specs(self.config))
+        plan = CompilePlan.make(settings.scheduler, MAX_MODEL_LEN, settings.cache.block_size, len(windows))
+        if not all_buckets:
+            assert plan.max_num_seqs <= MAX_SEQS
+            assert plan.token_buckets[-1] <= MAX_TOKENS
+            plan = replace(
+                plan,
+                max_num_seqs=MAX_SEQS,
+                token_buckets=(2, 8, MAX_TOKENS),
+                row_buckets=(MAX_SEQS,),
+                scored_rows=MAX_SEQS,
+                copied_blocks=8 * len(windows),
             )
-            return wrap(
-                JaxRunner(
-                    self.programs(plan),
-                    pools,
-                    plan,
-                    vocab_size=self.config.vocab_size,
-                    eos_token_ids=self.config.eos_token_ids,
-                    hidden_size=self.config.hidden_size,
-                    dtype=jnp.float32,
-                )
-            )
-
-        return engines.build(runner, settings, windows=windows, max_model_len=MAX_MODEL_LEN)
+        device_blocks = (DEVICE_BLOCKS,) * len(windows)
+        runner = JaxRunner(
+            self.programs(plan),
+            allocate(kv_specs(self.config), groups, device_blocks, plan.block_size, jnp.float32, {}),
+            plan,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=self.config.eos_token_ids,
+            hidden_size=self.config.hidden_size,
+            dtype=jnp.float32,
+        )
+        return assemble(
+            settings,
+            wrap(runner),
+            plan,
+            (settings.cache.num_blocks,) * len(windows),
+            windows,
+            tokenizer=None,
+            chat_template=ChatTemplate({}),
+            vocab_size=self.config.vocab_size,
+            max_model_len=MAX_MODEL_LEN,
+            eos_token_ids=self.config.eos_token_ids,
+        )
 
     def programs(self, plan: CompilePlan) -> ModelPrograms:
         if plan not in self._programs:
@@ -144,7 +164,7 @@ def tiny_model(windows: Windows = FULL, seed: int = 0) -> TinyModel:
 
 def tiny_settings(**options: object) -> EngineConfig:
     """Few shape buckets, so that the tests spend their time on running; ``options`` as in ``engines.config``."""
-    values: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, **options}
+    values: dict[str, object] = {"max_num_seqs": MAX_SEQS, "max_num_batched_tokens": MAX_TOKENS, **options}
     settings = engines.config(**values)  # type: ignore[arg-type]
     return settings.model_copy(update={"compile": settings.compile.model_copy(update={"warm_up": "lazy"})})
 
