@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxinfer.config import SchedulerConfig
 
 SMALLEST_ROWS = 8
-"""Smallest row bucket but one: a head of 8 rows takes hardly longer than one of 2, and every bucket costs a compilation."""
+"""Smallest row bucket but one: a head of 8 rows takes hardly longer than one of 2, and a bucket costs a compilation."""
 
 MAX_SCORED_ROWS = 64
 """Rows of one scoring call (prompt log-probabilities); longer chunks take several calls of the same program."""

@@ -71,9 +71,12 @@ class EngineCore:
 
         Raises:
             QueueFullError: an admission limit is reached; nothing was queued.
+            RequestError: the request has more choices than may ever wait.
         """
+        request_id = sequences[0].request.request_id
+        assert request_id not in self._requests, f"request id {request_id!r} is used twice at the same time"
         self.scheduler.add(sequences)
-        self._requests[sequences[0].request.request_id] = sequences
+        self._requests[request_id] = sequences
         for seq in sequences:
             self._outputs[seq] = SequenceOutput(seq, self._tokenizer)
         self.stats.admitted(sequences[0].num_prompt)

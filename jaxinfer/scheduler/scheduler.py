@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.kv_cache.manager import BlockCopy, KVCacheManager
-from jaxinfer.request import FinishReason, QueueFullError, Sequence, Status
+from jaxinfer.request import FinishReason, QueueFullError, RequestError, Sequence, Status
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 from jaxinfer.scheduler.queue import WaitingQueue
 
@@ -35,8 +35,11 @@ class Scheduler:
 
         Raises:
             QueueFullError: an admission limit is reached; nothing was queued.
+            RequestError: it has more choices than may ever wait.
         """
         limit, token_limit = self.config.max_waiting_seqs, self.config.max_waiting_tokens
+        if limit is not None and len(sequences) > limit:
+            raise RequestError(f"n is {len(sequences)}, but at most {limit} sequences may wait", "n")
         if limit is not None and len(self.waiting) + len(sequences) > limit:
             raise QueueFullError(f"{len(self.waiting)} sequences are waiting and the limit is {limit}")
         tokens = self.waiting.num_prompt_tokens
@@ -170,15 +173,18 @@ class Scheduler:
         victim = next((r for r in reversed(self.running) if r in self._pass.planned), None)
         if victim is None or victim.request.priority <= seq.request.priority:
             return False
+        self._pass.displaced.append((victim, self._pass.planned[victim]))
         self._pass.cancel(victim)
-        self._pass.displaced.append(victim)
         return True
 
     def _return_budget(self) -> None:
-        """What more urgent sequences left over goes back to those that gave it, the most urgent first."""
-        for seq in reversed(self._pass.displaced):
+        """What more urgent sequences left over goes back to those that gave it, the most urgent first.
+
+        None gets more than it gave, for that is what it has blocks for; a preemption may have left over more.
+        """
+        for seq, count in reversed(self._pass.displaced):
             if self._pass.budget and seq.status is Status.RUNNING:
-                self._pass.plan(seq, self._next_tokens(seq))
+                self._pass.plan(seq, min(count, self._pass.budget))
 
     def _make_room_for(self, seq: Sequence) -> bool:
         """Under the priority policy, takes slot and blocks of a strictly less urgent sequence that may still yield."""
@@ -261,14 +267,15 @@ class _Pass:
     """What one scheduling pass has given out so far.
 
     Attributes:
-        displaced: running sequences whose plan was cancelled in favour of more urgent ones, least urgent first.
+        displaced: running sequences whose plan was cancelled in favour of more urgent ones, and the tokens that were
+            planned; least urgent first.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.planned: dict[Sequence, int] = {}
         self.admitted: dict[Sequence, list[BlockCopy]] = {}
-        self.displaced: list[Sequence] = []
+        self.displaced: list[tuple[Sequence, int]] = []
         self.preempted = 0
 
     def plan(self, seq: Sequence, count: int) -> None:

@@ -108,7 +108,10 @@ def step(
     B, K, G, t, h = q_BKGth.shape
     C = k_BKCh.shape[2]
     q_BKPh = q_BKGth.reshape(B, K, G * t, h)
-    s_BKPC = jnp.einsum("bkch,bkph->bkcp", k_BKCh, q_BKPh).swapaxes(2, 3)
+    # Keys first: the CPU backend packs the second operand on every call, and there are few queries. The barrier keeps
+    # the compiler from swapping the operands back.
+    s_BKCP = jax.lax.optimization_barrier(jnp.einsum("bkch,bkph->bkcp", k_BKCh, q_BKPh))
+    s_BKPC = s_BKCP.swapaxes(2, 3)
     if scoring.soft_cap is not None:
         s_BKPC = scoring.soft_cap * jnp.tanh(s_BKPC / scoring.soft_cap)
     seen_BtC = slot_BC[:, None] <= position_Bt[:, :, None]

@@ -14,7 +14,8 @@ def target(**values):
     return token_params(**{"max_tokens": 3, "ignore_eos": True, "prompt_logprobs": 1, **values})
 
 
-# Steps before the abort. Chunks of 4 of a prompt of 16: with overlap, step k dispatches chunk k and commits chunk k - 1.
+# Steps before the abort, for a prompt of 16 in chunks of 4. With overlap, step k dispatches chunk k and commits chunk
+# k - 1.
 STATES: dict[str, int] = {
     "before the first step": 0,
     "chunk 1 in flight": 1,
@@ -160,5 +161,3 @@ def test_news_before_the_abort_is_not_lost():
     driver.drain()
     assert len(driver.tokens("r")) == count
     assert driver.deltas["r"][-1].finish_reason is not None
-
-

@@ -31,9 +31,7 @@ def test_sch_06_only_the_last_chunk_samples(max_tokens, overlap, at_once):
             for i in range(at_once)
         ]
         whole, _ = ledgered(settings(chunk=None), script=context_script())
-        engine, ledger = ledgered(
-            settings(overlap, budget=6 if at_once > 1 else 64), script=context_script()
-        )
+        engine, ledger = ledgered(settings(overlap, budget=6 if at_once > 1 else 64), script=context_script())
         expected, outputs = run(whole, jobs), run(engine, jobs)
         for want, got in zip(expected, outputs):
             assert got.outputs[0].token_ids == want.outputs[0].token_ids
@@ -45,7 +43,9 @@ def test_sch_06_only_the_last_chunk_samples(max_tokens, overlap, at_once):
         for name in {row.seq.request.request_id for row in rows}:
             sampled = [row.samples for row in rows if row.seq.request.request_id == name]
             assert sum(sampled) == max_tokens
-            assert all(plan.num_tokens <= engine.config.scheduler.max_num_batched_tokens for plan in ledger.plans)
+            assert all(
+                plan.num_tokens <= engine.config.scheduler.max_num_batched_tokens for plan in ledger.plans
+            )
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -93,9 +93,7 @@ def test_sch_08_prompt_logprobs_do_not_read_the_cache(length):
     assert output.num_cached_tokens == 0
     assert sum(row.num_tokens for plan in ledger.plans for row in plan.rows) == length
     cold, _ = ledgered(settings(chunk=None), script=context_script())
-    np.testing.assert_allclose(
-        prompt_values(output)[1:], prompt_values(run(cold, [job])[0])[1:], atol=1e-5
-    )
+    np.testing.assert_allclose(prompt_values(output)[1:], prompt_values(run(cold, [job])[0])[1:], atol=1e-5)
 
 
 def test_sch_08_growing_chat():

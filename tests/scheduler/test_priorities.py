@@ -113,7 +113,8 @@ def test_outputs_are_the_same_with_few_blocks(overlap, policy, caching):
     engine, _ = ledgered(settings)
     prompts = [[*range(6), *([i] * (i % 5))] for i in range(10)]
     jobs = [
-        Job(ids(p), params(14 - i), at=2 * i, priority=i % 3, request_id=str(i)) for i, p in enumerate(prompts)
+        Job(ids(p), params(14 - i), at=2 * i, priority=i % 3, request_id=str(i))
+        for i, p in enumerate(prompts)
     ]
     outputs = run(engine, jobs)
     for i, output in enumerate(outputs):

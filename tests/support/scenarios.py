@@ -92,8 +92,8 @@ def settings_of(draw: st.DrawFn) -> EngineConfig:
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         max_preemptions=draw(st.integers(0, 3)),
         overlap=draw(st.integers(0, 1)),
-        max_waiting_seqs=draw(st.none() | st.integers(2, 6)),
-        max_waiting_tokens=draw(st.none() | st.integers(10, 60)),
+        max_waiting_seqs=draw(st.none() | st.none() | st.integers(3, 9)),
+        max_waiting_tokens=draw(st.none() | st.none() | st.integers(20, 90)),
     )
 
 

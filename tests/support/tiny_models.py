@@ -21,6 +21,7 @@ from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.programs import ModelPrograms
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.tokenization.chat import ChatTemplate
+from jaxinfer.tokenization.tokenizer import Tokenizer
 from pallas_kernels.select import select_ops
 from tests.support import engines
 
@@ -74,6 +75,7 @@ class TinyModel:
         *,
         wrap: Callable[[JaxRunner], Runner] = lambda runner: runner,
         all_buckets: bool = False,
+        tokenizer: Tokenizer | None = None,
     ) -> Engine:
         """A fresh engine; by default with warm-up at first use.
 
@@ -92,7 +94,7 @@ class TinyModel:
             plan = replace(
                 plan,
                 max_num_seqs=MAX_SEQS,
-                token_buckets=(2, 8, MAX_TOKENS),
+                token_buckets=(plan.token_buckets[0], 8, MAX_TOKENS),
                 row_buckets=(MAX_SEQS,),
                 scored_rows=MAX_SEQS,
                 copied_blocks=8 * len(windows),
@@ -113,7 +115,7 @@ class TinyModel:
             plan,
             (settings.cache.num_blocks,) * len(windows),
             windows,
-            tokenizer=None,
+            tokenizer=tokenizer,
             chat_template=ChatTemplate({}),
             vocab_size=self.config.vocab_size,
             max_model_len=MAX_MODEL_LEN,
