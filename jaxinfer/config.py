@@ -25,7 +25,7 @@ def parse_bytes(value: Any) -> Any:
     """Turns "512MiB", "2GB" or "1.5 GiB" into a number of bytes; other values pass through."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(i?)B?\s*", value, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", value, re.IGNORECASE)
     if match is None:
         raise ValueError(f"{value!r} is not a size; write for example 512MiB or 2GB")
     number, unit, binary = match.groups()
@@ -212,7 +212,12 @@ def _from_environment(environment: Mapping[str, str], problems: list[str]) -> di
     for name, text in environment.items():
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
             key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-            _merge(tree, _nest(key, yaml.safe_load(text), problems))
+            try:
+                value = yaml.safe_load(text)
+            except yaml.YAMLError:
+                problems.append(f"{name}: {text[:80]!r} is not a YAML value")
+                continue
+            _merge(tree, _nest(key, value, problems))
     return tree
 
 

@@ -1,6 +1,7 @@
 """LLM: offline generation and scoring."""
 
 import itertools
+from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -12,7 +13,7 @@ from jaxinfer.engine.build import Engine, build_engine
 from jaxinfer.engine.inputs import Prompt
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.progress import request_bar, startup_bar
-from jaxinfer.request import RequestError, Sequence
+from jaxinfer.request import QueueFullError, RequestError, Sequence
 from jaxinfer.sampling_params import SamplingParams
 
 Messages = Seq[Mapping[str, Any]]
@@ -102,11 +103,11 @@ class LLM:
         core, tokenizer = self.engine.core, self.engine.tokenizer
         assemblers = {s[0].request.request_id: OutputAssembler(s[0].request, tokenizer) for s in requests}
         results: dict[str, RequestOutput] = {}
+        waiting = deque(requests)
         try:
-            for sequences in requests:
-                core.add(sequences)
             with request_bar(len(requests), progress and len(requests) > 1) as advance:
                 while len(results) < len(requests):
+                    self._feed(waiting)
                     for delta in core.step():
                         assembler = assemblers.get(delta.request_id)
                         if assembler is None:
@@ -122,6 +123,15 @@ class LLM:
                 while core.has_work:
                     core.step()
         return [results[s[0].request.request_id] for s in requests]
+
+    def _feed(self, waiting: deque[list[Sequence]]) -> None:
+        """Queues as many requests as the admission limits allow; offline, the others simply come later."""
+        try:
+            while waiting:
+                self.engine.core.add(waiting[0])
+                waiting.popleft()
+        except QueueFullError:
+            return
 
 
 def _per_prompt(value: Any, count: int, name: str) -> list[Any]:

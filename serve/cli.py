@@ -14,6 +14,7 @@ from rich.table import Table
 
 from jaxinfer.checkpoints.errors import CheckpointError
 from jaxinfer.config import ConfigError, EngineConfig
+from jaxinfer.outputs import Logprob
 from jaxinfer.request import RequestError
 
 app = typer.Typer(
@@ -83,7 +84,7 @@ def generate(
         outputs = llm.generate(list(prompt), params)
     for output in outputs:
         if as_json:
-            print(json.dumps(dataclasses.asdict(output), default=str))
+            print(json.dumps(as_json_value(dataclasses.asdict(output))))
         else:
             for choice in output.outputs:
                 print(choice.text)
@@ -127,6 +128,17 @@ def models() -> None:
     for name, entry in sorted(FAMILIES.items()):
         table.add_row(name, entry.parse.__module__)
     Console().print(table)
+
+
+def as_json_value(value: Any) -> Any:
+    """Turns what outputs are made of into JSON values; log-probabilities become objects with names."""
+    if isinstance(value, Logprob):
+        return value._asdict()
+    if isinstance(value, dict):
+        return {str(key): as_json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json_value(item) for item in value]
+    return value
 
 
 def _load(

@@ -197,10 +197,11 @@ class KVCacheManager:
         seq.num_filed = 0
 
     def forget(self, seq: Sequence) -> None:
-        """Removes all that a sequence computed from the prefix cache, in blocks that it gave back too: the content
-        is not to be trusted."""
-        for digest in seq.digests[1:]:
-            node = self.cache.get(digest)
+        """Removes the content of a sequence's tokens from the prefix cache, also where it is in blocks that it gave
+        back or shares: the content is not to be trusted."""
+        known = seq.num_prompt + len(seq.output_token_ids)
+        for index in range(known // self.block_size):
+            node = self.cache.get(self._digest(seq, index))
             for group, block in enumerate(node.blocks if node is not None else ()):
                 self.cache.evict(group, block)
 

@@ -39,7 +39,6 @@ class CompilationMonitor:
         self._armed = False
         self._count = 0
         self._reported = 0
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
     @property
     def count(self) -> int:
@@ -47,12 +46,17 @@ class CompilationMonitor:
         return self._count
 
     def arm(self) -> None:
+        """Starts to count; until ``close``."""
+        if not self._armed:
+            jax.monitoring.register_event_duration_secs_listener(self._on_event)
         self._armed = True
         self._count = 0
 
     def close(self) -> None:
-        """Stops listening."""
-        jax.monitoring.unregister_event_duration_listener(self._on_event)
+        """Stops counting."""
+        if self._armed:
+            jax.monitoring.unregister_event_duration_listener(self._on_event)
+        self._armed = False
 
     def check(self) -> None:
         """Called after a step.
@@ -70,5 +74,5 @@ class CompilationMonitor:
             logger.warning("%s", message)
 
     def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if self._armed and event == _COMPILE_EVENT:
+        if event == _COMPILE_EVENT:
             self._count += 1

@@ -80,5 +80,6 @@ def ragged_paged_attention(
         if sinks_H is not None:
             denominator = denominator + jnp.exp(sink - top)
         p_TKGC = p_TKGC / jnp.where(denominator == 0, 1.0, denominator)
-        out_TKGh = jnp.einsum("tkgc,tkch->tkgh", p_TKGC, v_RKCh[row_T])
+        v_TKCh = jnp.where(seen_TC[:, None, :, None], v_RKCh[row_T], 0.0)
+        out_TKGh = jnp.einsum("tkgc,tkch->tkgh", p_TKGC, v_TKCh)
     return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)

@@ -27,8 +27,13 @@ def blocks_per_chunk(slots: int, width: int) -> int:
     return min(width, max(1, CHUNK_SLOTS // slots))
 
 
-def read_chunk(pool_NKSh: jax.Array, block_BJ: jax.Array, owned_B: jax.Array) -> jax.Array:
-    """Reads J blocks of each of B sequences as float32 ``[B, K, J * S, h]``; slots from ``owned_B`` on are 0.
+def read_chunk(
+    pool_NKSh: jax.Array, block_BJ: jax.Array, owned_B: jax.Array, visible_B: jax.Array | None
+) -> jax.Array:
+    """Reads J blocks of each of B sequences as float32 ``[B, K, J * S, h]``.
+
+    Slots from ``owned_B`` on are 0, and so are those before ``visible_B`` (None: without a window): a block that left
+    the window belongs to somebody else by now, and a probability of 0 would not stop its NaN.
 
     The pool itself is never converted: the CPU backend would gather bfloat16 from a float32 copy of the pool, so the
     bits are gathered; the barrier keeps that reinterpretation, which makes a copy when alone, inside the loop.
@@ -44,6 +49,9 @@ def read_chunk(pool_NKSh: jax.Array, block_BJ: jax.Array, owned_B: jax.Array) ->
     # The mask runs over the flat S * h axis: a loop of h = 64 elements would be unrolled instead of vectorized.
     owned_BJ = (owned_B[:, None] - jnp.arange(J) * S) * h
     mask_BJC = jnp.arange(S * h) < owned_BJ[:, :, None]
+    if visible_B is not None:
+        visible_BJ = (visible_B[:, None] - jnp.arange(J) * S) * h
+        mask_BJC &= jnp.arange(S * h) >= visible_BJ[:, :, None]
     return jnp.where(mask_BJC[:, None], x_BKJC.reshape(B, K, J, S * h), 0.0).reshape(B, K, J * S, h)
 
 
@@ -108,10 +116,12 @@ def step(
     B, K, G, t, h = q_BKGth.shape
     C = k_BKCh.shape[2]
     q_BKPh = q_BKGth.reshape(B, K, G * t, h)
-    # Keys first: the CPU backend packs the second operand on every call, and there are few queries. The barrier keeps
-    # the compiler from swapping the operands back.
-    s_BKCP = jax.lax.optimization_barrier(jnp.einsum("bkch,bkph->bkcp", k_BKCh, q_BKPh))
-    s_BKPC = s_BKCP.swapaxes(2, 3)
+    if t == 1:
+        # Keys first: the CPU backend packs the second operand on every call, and there are few queries. The barrier
+        # keeps the compiler from swapping the operands back.
+        s_BKPC = jax.lax.optimization_barrier(jnp.einsum("bkch,bkph->bkcp", k_BKCh, q_BKPh)).swapaxes(2, 3)
+    else:
+        s_BKPC = jnp.einsum("bkph,bkch->bkpc", q_BKPh, k_BKCh)
     if scoring.soft_cap is not None:
         s_BKPC = scoring.soft_cap * jnp.tanh(s_BKPC / scoring.soft_cap)
     seen_BtC = slot_BC[:, None] <= position_Bt[:, :, None]

@@ -56,12 +56,13 @@ def attend_rows(
         entry_BJ = row_B[:, None] * M + jnp.minimum(chunk_B[:, None] * J + jnp.arange(J), M - 1)
         block_BJ = jnp.take(table, entry_BJ, mode="clip")
         owned_B = context_B - chunk_B * C
+        visible_B = None if scoring.window is None else owned_B - scoring.window
         old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, B), state)
         new = step(
             old,
             jax.lax.dynamic_slice_in_dim(q_PKGh, at, B)[:, :, :, None],
-            read_chunk(k_NKSh, block_BJ, owned_B),
-            read_chunk(v_NKSh, block_BJ, owned_B),
+            read_chunk(k_NKSh, block_BJ, owned_B, visible_B),
+            read_chunk(v_NKSh, block_BJ, owned_B, visible_B),
             chunk_B[:, None] * C + jnp.arange(C),
             context_B[:, None] - 1,
             scoring,

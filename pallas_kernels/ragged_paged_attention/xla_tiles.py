@@ -14,9 +14,10 @@ from pallas_kernels.ragged_paged_attention.xla_chunks import (
 )
 
 
-def tile_tokens(T: int) -> int:
-    """Queries per tile: short steps are likely to hold short rows (drafts to verify), long ones prompts."""
-    return min(T, 16 if T <= 64 else 32 if T <= 256 else 64)
+def tile_tokens(T: int, H: int) -> int:
+    """Queries per tile. Small tiles keep the scores in the nearest cache and waste little on short rows, like drafts to
+    verify, which short steps are likely to hold; with few heads a tile needs more queries to feed the products."""
+    return min(T, 8 if T <= 256 else 16 if H >= 8 else 32)
 
 
 def attend_tiles(
@@ -41,9 +42,9 @@ def attend_tiles(
     Returns:
         float32 ``[T, K, G, h]``.
     """
-    T = q_TKGh.shape[0]
+    T, K, G, _ = q_TKGh.shape
     R = context_len_R.shape[0]
-    t = tile_tokens(T)
+    t = tile_tokens(T, K * G)
     length_R = query_start_Q[1:] - query_start_Q[:-1]
     tiles_R = jnp.where(length_R > 1, (length_R + t - 1) // t, 0)
     end_R = jnp.cumsum(tiles_R)
@@ -95,7 +96,11 @@ def _attend_tile(
     def body(chunk: jax.Array, state: Softmax) -> Softmax:
         block_1J = jnp.take(block_M, jnp.minimum(chunk * J + jnp.arange(J), M - 1))[None]
         owned_1 = (context - chunk * C)[None]
-        k_1KCh, v_1KCh = read_chunk(k_NKSh, block_1J, owned_1), read_chunk(v_NKSh, block_1J, owned_1)
+        visible_1 = None
+        if scoring.window is not None:
+            visible_1 = (position_t[0] - scoring.window + 1 - chunk * C)[None]
+        k_1KCh = read_chunk(k_NKSh, block_1J, owned_1, visible_1)
+        v_1KCh = read_chunk(v_NKSh, block_1J, owned_1, visible_1)
         slot_1C = (chunk * C + jnp.arange(C))[None]
         return step(state, q_1KGth, k_1KCh, v_1KCh, slot_1C, position_t[None], scoring)
 

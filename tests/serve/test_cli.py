@@ -1,0 +1,61 @@
+"""The command line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxinfer.config import ConfigError
+from serve.cli import parse_overrides
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from serve.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=240)
+
+
+def test_overrides_are_scoped_keys_with_yaml_values():
+    given = ["--cache.num-blocks", "512", "--model.dtype=float32", "--cache.prefix_caching", "false"]
+    expected = {"cache.num_blocks": 512, "model.dtype": "float32", "cache.prefix_caching": False}
+    assert parse_overrides(given) == expected
+
+
+@pytest.mark.parametrize("bad", [["--foo", "1"], ["stray"], ["--cache.num-blocks"]])
+def test_other_arguments_are_refused_with_an_example(bad):
+    with pytest.raises(ConfigError, match=r"--cache\.num-blocks 512"):
+        parse_overrides(bad)
+
+
+def test_models_lists_the_registry():
+    result = _run("models")
+    assert result.returncode == 0
+    assert "LlamaForCausalLM" in result.stdout
+
+
+def test_errors_are_one_message_on_stderr_without_traceback():
+    result = _run("plan", "--config", "configs/smollm2-135m.yaml", "--cache.num-blok", "4", "--model.dtype", "int3")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "did you mean num_blocks?" in result.stderr
+    assert "model.dtype" in result.stderr
+    missing = _run("generate", "--config", "no/such/dir", "--prompt", "x")
+    assert missing.returncode == 2
+    assert "no/such/dir" in missing.stderr
+
+
+@pytest.mark.feature("command line")
+def test_generate_prints_text_on_stdout_and_json_on_request():
+    common = ["generate", "--config", "configs/smollm2-135m.yaml", "--chat", "--temperature", "0"]
+    question = ["--prompt", "What is the capital of France?", "--max-tokens", "16"]
+    result = _run(*common, *question, "--json", "--logprobs", "1")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    choice = answer["outputs"][0]
+    assert choice["text"] == "The capital of France is Paris."
+    assert choice["finish_reason"] == "stop"
+    assert len(choice["token_ids"]) == len(choice["logprobs"]) == 7
+    first = choice["logprobs"][0][str(choice["token_ids"][0])]
+    assert first["decoded_token"] == "The"
+    assert first["rank"] == 1
