@@ -15,11 +15,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from jaxinfer.batch.builder import BatchBuilder, StepArrays
+from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.config import CacheConfig, CompileConfig, EngineConfig, ModelConfig, SchedulerConfig
 from jaxinfer.engine.build import Engine, assemble
-from jaxinfer.runner.protocol import StepHandle, StepResult
+from jaxinfer.runner.protocol import StepHandle
 from jaxinfer.runner.simulated import CostModel, SimulatedRunner
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduler.plan import StepPlan
@@ -128,7 +128,11 @@ def plot(results: list[Measurement], path: Path) -> None:
     axes.loglog(sizes, [m.minimum for m in results], "s--", label="minimum")
     per_sequence = results[-1].minimum / results[-1].sequences
     axes.loglog(sizes, [per_sequence * n for n in sizes], ":", color="gray", label="linear")
-    axes.set(xlabel="sequences that decode", ylabel="host time of a step, ms", title="Host overhead without a device")
+    axes.set(
+        xlabel="sequences that decode",
+        ylabel="host time of a step, ms",
+        title="Host overhead without a device",
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,8 +140,12 @@ def plot(results: list[Measurement], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="measured steps per size (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=300, help="measured steps per size (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, help="write a plot here")
     arguments = parser.parse_args()
     results = [measure(size, arguments.steps) for size in SIZES]

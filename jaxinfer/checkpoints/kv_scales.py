@@ -50,7 +50,9 @@ def read_kv_scales(source: TensorSource, num_layers: int, num_kv_heads: int) -> 
         missing = [(i, kind) for i in range(num_layers) for kind in "kv" if (i, kind) not in found]
         problems += [f"layer {layer} has no {kind}_scale, but others have one" for layer, kind in missing]
     if problems:
-        raise CheckpointError("the scales of the KV cache are wrong:\n" + "\n".join(f"  - {p}" for p in problems))
+        raise CheckpointError(
+            "the scales of the KV cache are wrong:\n" + "\n".join(f"  - {p}" for p in problems)
+        )
     if not found:
         logger.warning("the checkpoint has no scales for a quantized KV cache: 1.0 is used for all layers")
         return {}

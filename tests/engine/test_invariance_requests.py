@@ -30,7 +30,9 @@ class Recorded:
 
     def dispatch(self, plan: StepPlan, arrays: StepArrays) -> StepHandle:
         assert plan.num_tokens > 0, "a step without tokens"
-        assert (arrays.sampled_tokens < plan.num_tokens).all(), "a row takes logits that the step does not have"
+        assert (arrays.sampled_tokens < plan.num_tokens).all(), (
+            "a row takes logits that the step does not have"
+        )
         self.steps.append(plan)
         return self._inner.dispatch(plan, arrays)
 
@@ -76,7 +78,11 @@ def test_lpb_03_prompt_logprobs_in_every_order(model: TinyModel, overlap: int) -
     once and one by one, also behind a request that warmed the cache; requests that score their prompt do not
     read the cache, and a later one that does not still gets its hits."""
     shared = prompt_ids(8, 3)
-    prompts = [shared + prompt_ids(2, 4), shared + prompt_ids(2, 5), *(prompt_ids(n, n) for n in (4, 5, 8, 9))]
+    prompts = [
+        shared + prompt_ids(2, 4),
+        shared + prompt_ids(2, 5),
+        *(prompt_ids(n, n) for n in (4, 5, 8, 9)),
+    ]
     scoring = replace(GREEDY, prompt_logprobs=1, skip_reading_prefix_cache=None)
     engine, _ = recorded(model, chunk_size=4, overlap=overlap)
     run(engine, [Job(ids(shared + [7]), GREEDY)])
@@ -140,7 +146,9 @@ def test_sch_08_chunks_count_what_is_left_to_compute(model: TinyModel, suffix: i
         if max_tokens == 1:
             assert output.num_cached_tokens == 16
             assert len(steps) == (1 if suffix <= 8 else 2)
-    scored = run(engine, [Job(ids(prompt), replace(GREEDY, prompt_logprobs=1, skip_reading_prefix_cache=None))])[0]
+    scored = run(
+        engine, [Job(ids(prompt), replace(GREEDY, prompt_logprobs=1, skip_reading_prefix_cache=None))]
+    )[0]
     check_prompt_logprobs(model, prompt, scored)
 
 
@@ -166,7 +174,9 @@ PENALTIES = (
 )
 
 
-def penalised_greedy(model: TinyModel, prompt: Sequence[int], count: int, penalties: dict[str, float]) -> list[int]:
+def penalised_greedy(
+    model: TinyModel, prompt: Sequence[int], count: int, penalties: dict[str, float]
+) -> list[int]:
     """Repetition covers prompt and output, presence and frequency the output."""
     output: list[int] = []
     for _ in range(count):

@@ -42,7 +42,9 @@ class ManagerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "s"]),
         chunk=st.integers(1, 20),
     )
-    def admit(self, text: tuple[int, ...], length: int, tail: list[int], salt: str | None, chunk: int) -> None:
+    def admit(
+        self, text: tuple[int, ...], length: int, tail: list[int], salt: str | None, chunk: int
+    ) -> None:
         seq = make_sequence([*text[:length], *tail], num_groups=len(self.windows), salt=salt)
         hit = self.kv.find(seq)
         self.check_hit(seq, hit.num_tokens, hit.tables)
@@ -134,8 +136,10 @@ class ManagerMachine(RuleBasedStateMachine):
         tokens = seq.token_ids(0, limit)
         extra = 0
         for salt, content in set.intersection(*held):
-            if salt == seq.request.cache_salt and len(content) == (full + 1) * S and content[: full * S] == tuple(
-                tokens[: full * S]
+            if (
+                salt == seq.request.cache_salt
+                and len(content) == (full + 1) * S
+                and content[: full * S] == tuple(tokens[: full * S])
             ):
                 pairs = list(zip(content[full * S :], tokens[full * S :]))
                 equal = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
@@ -194,8 +198,15 @@ class ManagerMachine(RuleBasedStateMachine):
         self.live.remove(seq)
 
     def state(self) -> object:
-        pools = [(pool.free_order(), [pool.references(b) for b in range(pool.num_blocks)]) for pool in self.kv.pools]
-        return pools, [list(map(list, seq.tables)) for seq in self.live], [dict(c) for c in self.kv.cache._owner]
+        pools = [
+            (pool.free_order(), [pool.references(b) for b in range(pool.num_blocks)])
+            for pool in self.kv.pools
+        ]
+        return (
+            pools,
+            [list(map(list, seq.tables)) for seq in self.live],
+            [dict(c) for c in self.kv.cache._owner],
+        )
 
     @invariant()
     def sound(self) -> None:

@@ -15,11 +15,16 @@ def test_layers_with_the_same_window_share_a_group():
 
 
 def test_bytes_count_k_and_v_of_every_layer_of_a_group():
-    assert bytes_per_block(SPECS, (0, 1, 1), 4, jnp.dtype(jnp.float32)) == (2 * 2 * 4 * 8 * 4, 2 * 2 * 2 * 4 * 8 * 4)
+    assert bytes_per_block(SPECS, (0, 1, 1), 4, jnp.dtype(jnp.float32)) == (
+        2 * 2 * 4 * 8 * 4,
+        2 * 2 * 2 * 4 * 8 * 4,
+    )
 
 
 def test_pools_have_the_layout_blocks_heads_slots_width_and_scales_per_head():
-    cache = allocate(SPECS, (0, 1, 1), (5, 3), 4, jnp.dtype(jnp.int8), {1: (np.float32([2]), np.float32([3, 4]))})
+    cache = allocate(
+        SPECS, (0, 1, 1), (5, 3), 4, jnp.dtype(jnp.int8), {1: (np.float32([2]), np.float32([3, 4]))}
+    )
     assert [kv.k_NKSh.shape for kv in cache] == [(5, 2, 4, 8), (3, 2, 4, 8), (3, 2, 4, 8)]
     np.testing.assert_array_equal(cache[1].k_scale_K, [2, 2])
     np.testing.assert_array_equal(cache[1].v_scale_K, [3, 4])

@@ -19,5 +19,7 @@ NONE, AMX = frozenset({"avx2"}), frozenset({"avx2", "amx_bf16"})
         (jnp.float16, "gpu", NONE, jnp.float16),
     ],
 )
-def test_16_bit_models_are_computed_in_float32_where_there_are_no_16_bit_products(asked, platform, flags, expected):
+def test_16_bit_models_are_computed_in_float32_where_there_are_no_16_bit_products(
+    asked, platform, flags, expected
+):
     assert compute_dtype(jnp.dtype(asked), platform, flags) == expected

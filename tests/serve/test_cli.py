@@ -12,7 +12,9 @@ from serve.cli import parse_overrides
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = "from serve.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=240
+    )
 
 
 def test_overrides_are_scoped_keys_with_yaml_values():
@@ -34,7 +36,9 @@ def test_models_lists_the_registry():
 
 
 def test_errors_are_one_message_on_stderr_without_traceback():
-    result = _run("plan", "--config", "configs/smollm2-135m.yaml", "--cache.num-blok", "4", "--model.dtype", "int3")
+    result = _run(
+        "plan", "--config", "configs/smollm2-135m.yaml", "--cache.num-blok", "4", "--model.dtype", "int3"
+    )
     assert result.returncode == 2
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

@@ -131,7 +131,9 @@ def ask_of(draw: st.DrawFn) -> Ask:
 @st.composite
 def scenario_of(draw: st.DrawFn) -> Scenario:
     return Scenario(
-        draw(settings_of()), draw(st.sampled_from(WINDOWS)), tuple(draw(st.lists(ask_of(), min_size=1, max_size=9)))
+        draw(settings_of()),
+        draw(st.sampled_from(WINDOWS)),
+        tuple(draw(st.lists(ask_of(), min_size=1, max_size=9))),
     )
 
 
@@ -149,7 +151,12 @@ def build(scenario: Scenario) -> tuple[Engine, ShadowRunner]:
         return runners[0]
 
     engine = engines.build(
-        make, scenario.settings, windows=scenario.windows, vocab=VOCAB, max_model_len=MAX_MODEL_LEN, eos=(EOS,)
+        make,
+        scenario.settings,
+        windows=scenario.windows,
+        vocab=VOCAB,
+        max_model_len=MAX_MODEL_LEN,
+        eos=(EOS,),
     )
     runners[0].kv = engine.core.scheduler.kv
     return engine, runners[0]
@@ -230,7 +237,10 @@ def verify(scenario: Scenario, record: Record) -> None:
         want = [model.logprob(chain[n + i - 1], token) for i, token in enumerate(got)]
         assert record.logprobs.get(key, []) == want
         assert record.cached[key[0]] < n
-        if key[1] == 0 and ask.params.prompt_logprobs is not None and record.ends[key] is not FinishReason.ABORT:
+        if (
+            key[1] == 0
+            and ask.params.prompt_logprobs is not None
+            and record.ends[key] is not FinishReason.ABORT
+        ):
             scored = [model.logprob(chain[p - 1], ask.prompt[p]) for p in range(1, n)]
             assert record.prompt_logprobs[key[0]] == [None, *scored]
-

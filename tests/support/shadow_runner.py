@@ -101,7 +101,9 @@ class ShadowRunner:
         kv: the engine's cache manager, if it is set: then no write may hit a cached or a shared block.
     """
 
-    def __init__(self, model: ShadowModel, plan: CompilePlan, windows: tuple[int | None, ...], num_blocks: int) -> None:
+    def __init__(
+        self, model: ShadowModel, plan: CompilePlan, windows: tuple[int | None, ...], num_blocks: int
+    ) -> None:
         self.model = model
         self.kv: KVCacheManager | None = None
         self.plan = plan
@@ -249,7 +251,9 @@ class ShadowRunner:
     def _score(self, row: ScheduledRow) -> ScoredChunk:
         first, stop = scored_range(row)
         chain, prompt = self._chains[row.seq], row.seq.request.prompt_token_ids
-        return ScoredChunk(first, _rows([self.model.logprob(chain[p - 1], prompt[p]) for p in range(first, stop)]))
+        return ScoredChunk(
+            first, _rows([self.model.logprob(chain[p - 1], prompt[p]) for p in range(first, stop)])
+        )
 
 
 def _rows(chosen: list[float]) -> LogprobRows:

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.checkpoints.kv_scales import LayerScales
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.build import Engine, assemble
-from jaxinfer.kv_cache.allocate import allocate
+from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate
 from jaxinfer.kv_cache.layout import group_layers
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
@@ -22,6 +23,7 @@ from jaxinfer.runner.programs import ModelPrograms
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.tokenizer import Tokenizer
+from pallas_kernels.kv_storage import storage_dtype
 from pallas_kernels.select import select_ops
 from tests.support import engines
 
@@ -76,11 +78,14 @@ class TinyModel:
         wrap: Callable[[JaxRunner], Runner] = lambda runner: runner,
         all_buckets: bool = False,
         tokenizer: Tokenizer | None = None,
+        cache_dtype: str = "float32",
+        scales: LayerScales | None = None,
     ) -> Engine:
         """A fresh engine; by default with warm-up at first use.
 
         Args:
             wrap: puts something around the runner, for example a recorder.
+            cache_dtype, scales: of the KV cache.
             all_buckets: the plan that the settings ask for, not one of few shapes that compiles quickly.
         """
         settings = settings or tiny_settings()
@@ -100,9 +105,10 @@ class TinyModel:
                 copied_blocks=8 * len(windows),
             )
         device_blocks = (DEVICE_BLOCKS,) * len(windows)
+        stored = storage_dtype(jnp.dtype(CACHE_DTYPES[cache_dtype]), "cpu")
         runner = JaxRunner(
             self.programs(plan),
-            allocate(kv_specs(self.config), groups, device_blocks, plan.block_size, jnp.float32, {}),
+            allocate(kv_specs(self.config), groups, device_blocks, plan.block_size, stored, scales or {}),
             plan,
             vocab_size=self.config.vocab_size,
             eos_token_ids=self.config.eos_token_ids,
@@ -130,7 +136,9 @@ class TinyModel:
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Float64 logits [T, V] of a dense forward without any cache."""
-        return dense_logits(self.config, {k: np.asarray(v, np.float64) for k, v in self.params.items()}, token_ids)
+        return dense_logits(
+            self.config, {k: np.asarray(v, np.float64) for k, v in self.params.items()}, token_ids
+        )
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The next tokens by the dense forward; asserts that none of them is a close call."""
@@ -138,7 +146,9 @@ class TinyModel:
         for _ in range(count):
             last_V = self.logits(ids)[-1]
             top2 = np.sort(last_V)[-2:]
-            assert top2[1] - top2[0] > MIN_GAP, f"top-1 gap {top2[1] - top2[0]:.1e} behind {ids}: take another prompt"
+            assert top2[1] - top2[0] > MIN_GAP, (
+                f"top-1 gap {top2[1] - top2[0]:.1e} behind {ids}: take another prompt"
+            )
             ids.append(int(last_V.argmax()))
         return ids[len(prompt) :]
 

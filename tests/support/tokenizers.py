@@ -120,8 +120,7 @@ class SpmTokenizer(_TestTokenizer):
         self._tokens = {piece: 259 + i for i, piece in enumerate(marked) if piece}
 
     def ids(self, script: Sequence[str | int]) -> list[int]:
-        """Ids of a script: a number is a byte token, a string a piece or special (``_`` is the space mark).
-        """
+        """Ids of a script: a number is a byte token, a string a piece or special (``_`` is the space mark)."""
         return [
             3 + item if isinstance(item, int) else self.id_of(item.replace("_", _SPACE_MARK))
             for item in script
