@@ -87,8 +87,9 @@ def start_workers(arguments: argparse.Namespace, directory: Path) -> list[Worker
     for dtype in arguments.dtypes:
         copy = hugging_face_copy(directory, dtype)
         workers.append(Worker.start(f"jaxinfer {dtype}", sys.executable, "jaxinfer", MODEL, dtype))
-        for engine in arguments.peers:
-            workers.append(Worker.start(f"{engine} {dtype}", sys.executable, engine, copy, dtype))
+        workers += [
+            Worker.start(f"{peer} {dtype}", sys.executable, peer, copy, dtype) for peer in arguments.peers
+        ]
         if arguments.vllm_python:
             workers.append(Worker.start(f"vllm {dtype}", arguments.vllm_python, "vllm", copy, dtype))
     return workers

@@ -14,9 +14,9 @@ _NATIVE_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 def compute_dtype(dtype: jnp.dtype, platform: str, cpu_flags: frozenset[str] | None = None) -> jnp.dtype:
     """The dtype for weights and activations, given the one that the model asks for.
 
-    A CPU without 16-bit products converts weights and caches at every step: on Zen 3 the head of a 135M model takes 73 ms
-    instead of 7 for one row. There 16-bit models are computed in float32, which represents their weights exactly, for
-    twice the memory.
+    A CPU without 16-bit products converts weights and caches at every step: on Zen 3 the head of a 135M model takes
+    73 ms instead of 7 for one row. There 16-bit models are computed in float32, which represents their weights
+    exactly, for twice the memory.
 
     Args:
         platform: what ``jax.default_backend()`` says.

@@ -7,6 +7,8 @@ from jaxinfer.sampling_params import SamplingParams
 from tests.support.engines import Job, config, ids, run, scripted, static_script, uniform_script
 from tests.support.tokenizers import ByteTokenizer
 
+pytestmark = pytest.mark.feature("allowed and bad words", "logit bias", "overlap")
+
 A, B, C = 65, 66, 67
 TOKENIZER = ByteTokenizer(literals=("AB",))
 LOGITS = {A: 3.0, B: 2.0, C: 1.0}

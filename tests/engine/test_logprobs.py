@@ -19,6 +19,8 @@ from tests.support.engines import (
 )
 from tests.support.tokenizers import ByteTokenizer
 
+pytestmark = pytest.mark.feature("logprobs", "prompt logprobs", "stop strings and ids")
+
 
 def reference(prompt: list[int], position: int) -> np.ndarray:
     """Float64 log-softmax of the script's logits at a position."""

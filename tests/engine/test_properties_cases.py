@@ -36,8 +36,8 @@ def test_choice_forks_from_a_parent_that_comes_back_in_the_same_pass(overlap: in
 @pytest.mark.parametrize("again", range(2, 7))
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_budget_that_comes_back_is_not_more_than_the_blocks_are_for(overlap: int, again: int) -> None:
-    """An urgent request takes the budget of one prefill and the slot of another, as the first may not yield twice. What is
-    left over of both budgets goes to the first, which has blocks for the tokens that it was planned with."""
+    """An urgent request takes the budget of one prefill and the slot of another, as the first may not yield twice.
+    What is left over of both budgets goes to the first, which has blocks for the tokens that it was planned with."""
     settings = engines.config(
         block_size=1,
         num_blocks=100,

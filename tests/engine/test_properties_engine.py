@@ -1,8 +1,21 @@
 """Random scenarios of requests, aborts, sizes and policies on the real engine around shadow memory."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.support.scenarios import Scenario, play, scenario_of, verify
+
+pytestmark = pytest.mark.feature(
+    "prefix cache",
+    "preemption",
+    "n > 1",
+    "priorities",
+    "abort",
+    "sliding window",
+    "chunked prefill",
+    "overlap",
+    "continuous batching",
+)
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 

@@ -15,7 +15,7 @@ PROMPT = prompt_ids(18, seed=5)
 
 
 def _scaled_model(k_factor: float, v_factor: float) -> TinyModel:
-    """The same function with other K and V: K times ``k_factor`` (undone in Q), V times ``v_factor`` (undone behind it)."""
+    """The same function with K times ``k_factor`` (undone in Q) and V times ``v_factor`` (undone behind it)."""
     model = tiny_model()
     H, K, h = 8, 2, 8
     params = dict(model.params)

@@ -108,11 +108,13 @@ def generate(engine: Engine, prompts: Sequence[list[int]], count: int) -> list[l
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.mark.feature("Llama", "GGUF", "greedy")
 @pytest.mark.parametrize("row", range(3))
 def test_alone(loaded: Loaded, row: int) -> None:
     assert generate(loaded.engine(overlap=0), PROMPTS[row : row + 1], 64) == [ANSWERS[row]]
 
 
+@pytest.mark.feature("Llama", "GGUF", "greedy", "continuous batching", "sampling")
 def test_together_with_sampled_requests(loaded: Loaded) -> None:
     """The three prompts and a random neighbour that comes in the middle."""
     jobs = [Job(ids(prompt), greedy(48)) for prompt in PROMPTS]
@@ -121,6 +123,7 @@ def test_together_with_sampled_requests(loaded: Loaded) -> None:
     assert [o.outputs[0].token_ids for o in outputs[:3]] == [answer[:48] for answer in ANSWERS]
 
 
+@pytest.mark.feature("Llama", "GGUF", "greedy", "prefix cache")
 def test_prefix_hits(loaded: Loaded) -> None:
     """The prompts share their system message; the second round finds all of them, and the first answers too."""
     engine = loaded.engine()
@@ -132,10 +135,12 @@ def test_prefix_hits(loaded: Loaded) -> None:
     assert engine.core.stats.prefix_hit_tokens - shared == (len(PROMPTS[1]) + 15) // 16 * 16
 
 
+@pytest.mark.feature("Llama", "GGUF", "greedy", "chunked prefill")
 def test_chunks_of_16(loaded: Loaded) -> None:
     assert generate(loaded.engine(chunk_size=16), PROMPTS, 24) == [answer[:24] for answer in ANSWERS]
 
 
+@pytest.mark.feature("Llama", "GGUF", "greedy", "preemption")
 def test_preemption(loaded: Loaded) -> None:
     """Nine blocks of 16 for three sequences that grow to 5 or 6 each."""
     engine = loaded.engine(num_blocks=10)

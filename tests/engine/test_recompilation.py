@@ -128,6 +128,17 @@ FEATURES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.feature(
+    "no recompilation",
+    "logprobs",
+    "prompt logprobs",
+    "penalties",
+    "logit bias",
+    "allowed and bad words",
+    "n > 1",
+    "sampling",
+    "chunked prefill",
+)
 def test_nothing_compiles_after_warm_up(engine: Engine) -> None:
     """Each feature alone with short and long prompts, then random mixes that arrive, are preempted and aborted."""
     for feature in FEATURES:

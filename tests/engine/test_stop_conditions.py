@@ -11,6 +11,8 @@ from tests.support.engines import EOS, Driver, Job, config, ids, run, scripted, 
 from tests.support.sequences import make_sequence
 from tests.support.tokenizers import ByteTokenizer
 
+pytestmark = pytest.mark.feature("stop strings and ids")
+
 
 def check(output: list[int], max_tokens: int = 100, **params) -> tuple[FinishReason, int | None] | None:
     seq = make_sequence([1], SamplingParams(detokenize=False, **params), max_tokens=max_tokens)

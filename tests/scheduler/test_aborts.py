@@ -5,6 +5,8 @@ import pytest
 from tests.support.engines import Driver, assert_clean, config, context_script, ids, token_params
 from tests.support.ledger import ledgered
 
+pytestmark = pytest.mark.feature("abort", "chunked prefill", "overlap")
+
 PROMPT = list(range(100, 116))
 ROUNDS = {0: 10, 1: 50}
 LONG = token_params(max_tokens=40, ignore_eos=True)

@@ -8,6 +8,8 @@ from jaxinfer.config import EngineConfig
 from tests.support.engines import Driver, Job, config, ids, run, token_params
 from tests.support.ledger import ledgered
 
+pytestmark = pytest.mark.feature("priorities", "preemption")
+
 
 def params(max_tokens: int):
     return token_params(temperature=1.0, seed=1, max_tokens=max_tokens, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Random scenarios for the engine: settings, requests, aborts; run on shadow memory and checked against a pure model."""
+"""Random scenarios for the engine: settings, requests, aborts; on shadow memory, checked against a pure model."""
 
 from dataclasses import dataclass, field
 
