@@ -48,7 +48,7 @@ class ModelConfig(Scope):
         sha256: expected digest of a single-file checkpoint.
         dtype: of weights and activations; ``auto`` follows the checkpoint.
         max_model_len: tokens of prompt and output together; the model's own limit if absent.
-        tokenizer: directory or file, if it is not the model's own.
+        tokenizer: directory or file, if it is not the model's own; ``none`` for a model that is used by token ids only.
     """
 
     reference: str = Field(min_length=1)

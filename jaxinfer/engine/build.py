@@ -43,6 +43,9 @@ from pallas_kernels.select import select_ops
 
 logger = logging.getLogger(__name__)
 
+NO_TOKENIZER = "none"
+"""``model.tokenizer`` of a model that is used by token ids only."""
+
 Progress = Callable[[str, int, int], None]
 """(what, done, total): called during long parts of the start."""
 
@@ -157,7 +160,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     setup = set_up_model(config)
-    loaded = load_tokenizer(_tokenizer_path(config, setup.files))
+    tokenizer, chat_template = _load_text(config, setup.files)
     params = load_weights(setup, progress)
     programs = ModelPrograms(setup.parts, params, setup.plan, setup.groups)
     specs = kv_specs(setup.model)
@@ -165,7 +168,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     scales = _kv_scales(setup)
     stored = storage_dtype(setup.cache_dtype, jax.default_backend())
     kv_cache = allocate(specs, setup.groups, num_blocks, config.cache.block_size, stored, scales)
-    eos_token_ids = _eos_ids(setup.model, loaded.tokenizer)
+    eos_token_ids = _eos_ids(setup.model, tokenizer)
     runner = JaxRunner(
         programs,
         kv_cache,
@@ -181,8 +184,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         setup.plan,
         num_blocks,
         setup.windows,
-        tokenizer=loaded.tokenizer,
-        chat_template=loaded.chat_template,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
         vocab_size=setup.model.vocab_size,
         max_model_len=setup.max_model_len,
         eos_token_ids=eos_token_ids,
@@ -252,12 +255,15 @@ def _kv_scales(setup: ModelSetup) -> LayerScales:
     return read_kv_scales(setup.files.source, setup.model.num_layers, setup.model.num_kv_heads)
 
 
-def _tokenizer_path(config: EngineConfig, files: ModelFiles) -> Path:
-    return (
-        files.tokenizer_path if config.model.tokenizer is None else resolve_reference(config.model.tokenizer)
-    )
+def _load_text(config: EngineConfig, files: ModelFiles) -> tuple[Tokenizer | None, ChatTemplate]:
+    """Tokenizer and chat template; no tokenizer if the configuration says "none"."""
+    if config.model.tokenizer == NO_TOKENIZER:
+        return None, ChatTemplate({})
+    named = config.model.tokenizer
+    loaded = load_tokenizer(files.tokenizer_path if named is None else resolve_reference(named))
+    return loaded.tokenizer, loaded.chat_template
 
 
-def _eos_ids(model: TransformerConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _eos_ids(model: TransformerConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """The model's own end tokens, and the tokenizer's if the model names none."""
-    return model.eos_token_ids or tokenizer.eos_token_ids
+    return model.eos_token_ids or (() if tokenizer is None else tokenizer.eos_token_ids)

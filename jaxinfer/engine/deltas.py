@@ -1,13 +1,12 @@
 """What a step of the engine core tells the front end: plain data that can cross a process border."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxinfer.outputs import RequestMetrics
 from jaxinfer.request import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Log-probabilities at one position.
 
     Attributes:
@@ -23,9 +22,8 @@ class TokenLogprobs:
     named: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDelta:
-    """News of one choice.
+class OutputDelta(NamedTuple):
+    """News of one choice. A named tuple, as one is made for every token, and they are made fast.
 
     Attributes:
         token_ids, logprobs, text: what became final; they describe the same tokens.

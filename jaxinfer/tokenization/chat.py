@@ -45,6 +45,10 @@ class ChatTemplate:
     def sources(self) -> Mapping[str, str]:
         return self._sources
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        return self._special_tokens
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -1,5 +1,6 @@
 """Loads the tokenizer and the chat template of a model: a Hugging Face directory, or a GGUF file."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,14 @@ def load_tokenizer(path: Path | str) -> LoadedTokenizer:
         looked_for = ", ".join(["tokenizer.json", "*.gguf", *SLOW_FILES])
         raise TokenizerError(f"{path}: no tokenizer; looked for {looked_for}")
     return _from_directory(path, _converted(path, slow[0]))
+
+
+def save_tokenizer(loaded: LoadedTokenizer, directory: Path) -> None:
+    """Writes tokenizer and chat templates as the files of a Hugging Face directory, which must exist."""
+    loaded.tokenizer.backend.save(str(directory / "tokenizer.json"))
+    templates = [{"name": name, "template": text} for name, text in loaded.chat_template.sources.items()]
+    config = {**loaded.chat_template.special_tokens, "chat_template": templates}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def load_gguf_tokenizer(

@@ -63,3 +63,15 @@ def test_generate_prints_text_on_stdout_and_json_on_request():
     first = choice["logprobs"][0][str(choice["token_ids"][0])]
     assert first["decoded_token"] == "The"
     assert first["rank"] == 1
+
+
+@pytest.mark.feature("Orbax", "command line")
+def test_convert_writes_a_checkpoint_that_answers_the_same(tmp_path):
+    target = str(tmp_path / "converted")
+    assert _run("convert", "--config", "configs/smollm2-135m.yaml", "--output", target).returncode == 0
+    options = ["--chat", "--temperature", "0", "--max-tokens", "16", "--model.max-model-len", "512"]
+    result = _run("generate", "--config", target, "--prompt", "What is the capital of France?", *options)
+    assert result.stdout.strip() == "The capital of France is Paris.", result.stderr
+    again = _run("convert", "--config", "configs/smollm2-135m.yaml", "--output", target)
+    assert again.returncode == 2
+    assert "not empty" in again.stderr
