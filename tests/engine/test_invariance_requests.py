@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ class Recorded:
         return self._inner.dispatch(plan, arrays)
 
 
-def recorded(model: TinyModel, **options: object) -> tuple[Engine, list[StepPlan]]:
+def recorded(model: TinyModel, **options: Any) -> tuple[Engine, list[StepPlan]]:
     made: list[Recorded] = []
 
     def wrap(runner: JaxRunner) -> Recorded:
@@ -121,10 +122,10 @@ def test_sch_06_only_the_last_chunk_samples(model: TinyModel, max_tokens: int, o
     lengths = (3, 4, 5, 7, 8, 9, 12, 15, 16, 17)
     prompts = {n: prompt_ids(n, 40 + n) for n in lengths}
     params = replace(GREEDY, max_tokens=max_tokens)
-    options = {"chunk_size": 4, "overlap": overlap, "prefix_caching": False}
+    options: dict[str, Any] = {"chunk_size": 4, "overlap": overlap, "prefix_caching": False}
     jobs: list[tuple[int, ...]] = [(n,) for n in lengths] + [lengths[i : i + 3] for i in range(8)]
     for members in jobs:
-        budget = {"max_num_batched_tokens": 6} if len(members) > 1 else {}
+        budget: dict[str, Any] = {"max_num_batched_tokens": 6} if len(members) > 1 else {}
         engine, steps = recorded(model, **options, **budget)
         outputs = run(engine, [Job(ids(prompts[n]), params) for n in members])
         for n, output in zip(members, outputs):
@@ -170,7 +171,7 @@ def test_sch_08_growing_chat(model: TinyModel) -> None:
         history += output.outputs[0].token_ids
 
 
-PENALTIES = (
+PENALTIES: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.8},
     {"presence_penalty": 1.5},
     {"frequency_penalty": 0.9},
@@ -206,7 +207,7 @@ def test_smp_07_penalties(model: TinyModel, num_blocks: int, overlap: int) -> No
     few = [3, 4, 5, 6, 7, 8]
     prompts = [[few[i % n] for i in range(length)] for n, length in ((2, 13), (3, 11), (5, 9), (6, 12))]
     engine, _ = recorded(model, num_blocks=num_blocks, overlap=overlap)
-    plain = {"temperature": 0, "ignore_eos": True, "detokenize": False, "max_tokens": 12}
+    plain: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False, "max_tokens": 12}
     for turn in range(2):
         rotated = PENALTIES[turn:] + PENALTIES[:turn]
         jobs = [Job(ids(p), SamplingParams(**plain, **how)) for p, how in zip(prompts, rotated)]

@@ -7,6 +7,7 @@ are formed in another order or in a program of another shape. See docs/invarianc
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import TinyModel, prompt_ids, tiny_model, tiny_settings
 
 BOUND = 5e-5
-COMMON = {"max_tokens": 14, "ignore_eos": True, "detokenize": False, "logprobs": 4, "seed": 7}
+COMMON: dict[str, Any] = {"max_tokens": 14, "ignore_eos": True, "detokenize": False, "logprobs": 4, "seed": 7}
 PARAMS = (
     SamplingParams(temperature=0, **COMMON),
     SamplingParams(temperature=1, **COMMON),
@@ -61,7 +62,7 @@ def model() -> TinyModel:
     return tiny_model()
 
 
-def cold(model: TinyModel, **options: object) -> Engine:
+def cold(model: TinyModel, **options: Any) -> Engine:
     return model.engine(tiny_settings(**{"prefix_caching": False, "overlap": 0, **options}))
 
 
@@ -102,7 +103,7 @@ def test_solo_run_equals_a_dense_forward(model: TinyModel, solo: list[Seen]) -> 
     "options", [{}, {"overlap": 1}, {"prefix_caching": True}, {"num_blocks": 30}], ids=str
 )
 def test_restart_overlap_and_pool_size_change_no_bit(
-    model: TinyModel, solo: list[Seen], options: dict[str, object]
+    model: TinyModel, solo: list[Seen], options: dict[str, Any]
 ) -> None:
     assert_all_close({p: alone(cold(model, **options), p) for p in PROBES}, solo, bound=0.0)
 
@@ -155,7 +156,7 @@ def test_hit_of_the_whole_history(model: TinyModel, solo: list[Seen]) -> None:
 @pytest.mark.feature("preemption", "seeds", "logprobs", "sampling")
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"prefix_caching": False}, {"chunk_size": 5}], ids=str)
-def test_preemption(model: TinyModel, solo: list[Seen], options: dict[str, object], overlap: int) -> None:
+def test_preemption(model: TinyModel, solo: list[Seen], options: dict[str, Any], overlap: int) -> None:
     """A pool that holds two of the four sequences at their full length: work is thrown away and done again."""
     engine = model.engine(tiny_settings(num_blocks=14, overlap=overlap, **options))
     seen = together(engine, (0, 1, 2, 3))
@@ -174,7 +175,8 @@ def test_choices_of_a_request(model: TinyModel) -> None:
         Job(ids(PROMPTS[1]), params),
         Job(ids(PROMPTS[2]), PARAMS[2], at=2),
     ]
-    for options in ({}, {"num_blocks": 20}, {"chunk_size": 4, "overlap": 0}):
+    variants: list[dict[str, Any]] = [{}, {"num_blocks": 20}, {"chunk_size": 4, "overlap": 0}]
+    for options in variants:
         got = run(model.engine(tiny_settings(**options)), jobs)[1].outputs
         assert [c.token_ids for c in got] == [c.token_ids for c in expected]
     single = run(cold(model), [Job(ids(PROMPTS[1]), PARAMS[1])])[0].outputs[0]

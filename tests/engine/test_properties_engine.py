@@ -1,5 +1,7 @@
 """Random scenarios of requests, aborts, sizes and policies on the real engine around shadow memory."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.feature(
     "continuous batching",
 )
 
-QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
+QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
 @settings(max_examples=300, **QUIET)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -32,7 +33,7 @@ ANSWERS: list[list[int]] = [row["greedy_ids"] for row in DATA["rows"]]
 NUM_BLOCKS = 40
 
 
-def settings(reference: str, num_blocks: int = NUM_BLOCKS, **scheduler: int) -> EngineConfig:
+def settings(reference: str, num_blocks: int = NUM_BLOCKS, **scheduler: Any) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(reference=reference, dtype="float32", max_model_len=128),
         cache=CacheConfig(num_blocks=num_blocks),
@@ -50,7 +51,7 @@ class Loaded:
     plan: CompilePlan
     programs: ModelPrograms
 
-    def engine(self, num_blocks: int = NUM_BLOCKS, **scheduler: int) -> Engine:
+    def engine(self, num_blocks: int = NUM_BLOCKS, **scheduler: Any) -> Engine:
         setup = self.setup
         model, plan = setup.model, self.plan
         pools = allocate(

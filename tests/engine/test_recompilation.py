@@ -83,8 +83,8 @@ def test_hits_of_the_persistent_cache_count(monitor: CompilationMonitor, tmp_pat
 
 @contextmanager
 def persistent_cache(folder: Path) -> Iterator[None]:
-    folder_before = jax.config.jax_compilation_cache_dir
-    seconds_before = jax.config.jax_persistent_cache_min_compile_time_secs
+    folder_before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    seconds_before = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
     try:
         use_compilation_cache(str(folder))
         compilation_cache.reset_cache()

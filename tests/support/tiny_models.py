@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -174,9 +175,9 @@ def tiny_model(windows: Windows = FULL, seed: int = 0) -> TinyModel:
     return TinyModel(config, parts, params)
 
 
-def tiny_settings(**options: object) -> EngineConfig:
+def tiny_settings(**options: Any) -> EngineConfig:
     """Few shape buckets, so that the tests spend their time on running; ``options`` as in ``engines.config``."""
-    values: dict[str, object] = {"max_num_seqs": MAX_SEQS, "max_num_batched_tokens": MAX_TOKENS, **options}
+    values: dict[str, Any] = {"max_num_seqs": MAX_SEQS, "max_num_batched_tokens": MAX_TOKENS, **options}
     settings = engines.config(**values)  # type: ignore[arg-type]
     return settings.model_copy(update={"compile": settings.compile.model_copy(update={"warm_up": "lazy"})})
 
