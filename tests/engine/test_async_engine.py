@@ -17,7 +17,7 @@ from jaxinfer.sampling_params import OutputKind, SamplingParams
 from tests.support import engines
 from tests.support.engines import VOCAB, assert_clean, config, ids, simulated, token_params
 
-pytestmark = pytest.mark.feature("AsyncEngine", "abort")
+pytestmark = pytest.mark.feature("AsyncEngine")
 
 FAST = CostModel(base=0.0005)
 

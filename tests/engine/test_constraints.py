@@ -7,7 +7,7 @@ from jaxinfer.sampling_params import SamplingParams
 from tests.support.engines import Job, config, ids, run, scripted, static_script, uniform_script
 from tests.support.tokenizers import ByteTokenizer
 
-pytestmark = pytest.mark.feature("allowed and bad words", "logit bias", "overlap")
+pytestmark = pytest.mark.feature("bias, allowed ids, bad words")
 
 A, B, C = 65, 66, 67
 TOKENIZER = ByteTokenizer(literals=("AB",))

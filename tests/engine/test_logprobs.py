@@ -19,7 +19,7 @@ from tests.support.engines import (
 )
 from tests.support.tokenizers import ByteTokenizer
 
-pytestmark = pytest.mark.feature("logprobs", "prompt logprobs", "stop strings and ids")
+pytestmark = pytest.mark.feature("logprobs")
 
 
 def reference(prompt: list[int], position: int) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from tests.support.engines import Driver, assert_clean, config, context_script, ids, token_params
 from tests.support.ledger import ledgered
 
-pytestmark = pytest.mark.feature("abort", "chunked prefill", "overlap")
+pytestmark = pytest.mark.feature("abort", "chunked prefill")
 
 PROMPT = list(range(100, 116))
 ROUNDS = {0: 10, 1: 50}
