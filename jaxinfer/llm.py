@@ -5,7 +5,9 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.assembly import OutputAssembler
@@ -13,7 +15,7 @@ from jaxinfer.engine.build import Engine, build_engine
 from jaxinfer.engine.inputs import Prompt
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.progress import request_bar, startup_bar
-from jaxinfer.request import QueueFullError, RequestError, Sequence
+from jaxinfer.request import Pooling, QueueFullError, RequestError, Sequence
 from jaxinfer.sampling_params import SamplingParams
 
 Messages = Seq[Mapping[str, Any]]
@@ -95,6 +97,20 @@ class LLM:
                 sum(entry[token].logprob for token, entry in zip(ids, entries) if entry is not None)
             )
         return totals
+
+    def embed(
+        self, prompts: Prompt | Seq[Prompt], *, pooling: Pooling = "mean", progress: bool = True
+    ) -> list[np.ndarray]:
+        """One vector per prompt, float32 [D]: hidden states after the final norm, pooled and not normalised.
+
+        Args:
+            pooling: "mean" over all tokens of the prompt, or its "last" token.
+        """
+        if pooling not in get_args(Pooling):
+            raise RequestError(f"pooling is {pooling!r}; allowed: mean, last", "pooling")
+        batch: list[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)  # type: ignore[arg-type]
+        requests = [self._process(prompt, SamplingParams(), pooling=pooling) for prompt in batch]
+        return [np.array(output.embedding, np.float32) for output in self._run(requests, progress)]
 
     def _process(self, prompt: Prompt, params: SamplingParams, **options: Any) -> list[Sequence]:
         return self.engine.inputs.process(str(next(self._ids)), prompt, params, **options)

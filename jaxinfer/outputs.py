@@ -103,6 +103,7 @@ class RequestOutput:
         outputs: the choices; only those with news if the request streams deltas.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
         error: why the request failed, if it did.
+        embedding: pooled hidden state of a pooled request, float32 precision, not normalised.
     """
 
     request_id: str
@@ -114,3 +115,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    embedding: tuple[float, ...] | None = None

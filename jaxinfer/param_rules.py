@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.param_checks import Checks, as_integer, as_number
-from jaxinfer.sampling.inputs import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
+from jaxinfer.sampling.limits import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
+from jaxinfer.structured.spec import read_structured_outputs
 
 MAX_CHOICES = 16384
 MAX_STOP_STRINGS = 32
@@ -158,12 +159,15 @@ def _constraints(given: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
         skip = True
     if given["extra_args"] is not None:
         _check_extra_args(given["extra_args"], checks)
+    budget = checks.optional_integer("thinking_token_budget", given["thinking_token_budget"], -1, MAX_TOKENS)
     return {
         "logit_bias": None if given["logit_bias"] is None else _logit_bias(given["logit_bias"], checks),
         "allowed_token_ids": allowed,
         "bad_words": checks.strings("bad_words", given["bad_words"], MAX_BAD_WORDS, MAX_STRING_CHARS),
         "extra_args": given["extra_args"],
         "skip_reading_prefix_cache": skip,
+        "structured_outputs": read_structured_outputs(given["structured_outputs"], checks),
+        "thinking_token_budget": None if budget == -1 else budget,
     }
 
 

@@ -3,8 +3,10 @@
 import enum
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.structured.constraint import Constraint
 
 
 class RequestError(ValueError):
@@ -21,6 +23,10 @@ class RequestError(ValueError):
 
 class QueueFullError(RuntimeError):
     """The admission limit is reached; the request may be tried again later."""
+
+
+Pooling = Literal["mean", "last"]
+"""One vector for a prompt: the mean of the hidden states at all positions, or the one at the last."""
 
 
 class Status(enum.Enum):
@@ -47,6 +53,7 @@ class Request:
         priority: smaller is more urgent; used by the priority policy.
         bad_words: token sequences that must not be generated.
         cache_salt: isolates the prefix cache; requests share blocks only under equal salts.
+        pooling: give the pooled hidden state of the prompt and generate nothing.
         arrival_time: seconds, ``time.monotonic``.
     """
 
@@ -57,6 +64,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    pooling: Pooling | None = None
     arrival_time: float = field(default_factory=time.monotonic)
 
 
@@ -83,7 +91,7 @@ class Sequence:
         preemptions: times it lost its blocks; ``yielded`` counts those in favour of more urgent requests.
         epoch: grows at each preemption; results of older epochs do not move ``num_committed``.
         parent: sibling whose prompt blocks this choice shares once they are computed.
-        host_masked: the tokens allowed next depend on tokens that the host must know first.
+        constraint: set if the tokens allowed next depend on tokens that the host must know first.
     """
 
     request: Request
@@ -93,7 +101,7 @@ class Sequence:
     key: tuple[int, int]
     num_groups: int = 1
     parent: "Sequence | None" = None
-    host_masked: bool = False
+    constraint: Constraint | None = None
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None

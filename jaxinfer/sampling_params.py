@@ -6,8 +6,16 @@ from typing import Any, Literal
 
 from jaxinfer.param_checks import Checks, InvalidParamsError
 from jaxinfer.param_rules import OutputKind, RepetitionDetection, normalise
+from jaxinfer.structured.spec import StructuredOutputs
 
-__all__ = ["InvalidParamsError", "OutputKind", "RepetitionDetection", "SamplingParams", "validate_for_model"]
+__all__ = [
+    "InvalidParamsError",
+    "OutputKind",
+    "RepetitionDetection",
+    "SamplingParams",
+    "StructuredOutputs",
+    "validate_for_model",
+]
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy."""
@@ -50,6 +58,10 @@ class SamplingParams:
         allowed_token_ids: all others are banned.
         bad_words: texts that must not be generated, with and without a leading space.
         repetition_detection: ends loops; a mapping is accepted.
+        structured_outputs: the form of the answer; a mapping is accepted. An answer that is complete ends with
+            ``stop``, whatever ``min_tokens`` and ``ignore_eos`` say.
+        thinking_token_budget: most tokens between ``<think>`` and ``</think>``; then the end is forced. -1 and None
+            are off, 0 ends it at once. Of no effect on an answer whose form holds from the first token.
         extra_args: for user extensions; JSON-like.
         skip_reading_prefix_cache: None decides by itself: True where prompt log-probabilities are asked for.
 
@@ -88,6 +100,8 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     repetition_detection: RepetitionDetection | None = None
+    structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
     extra_args: Mapping[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = None
 

@@ -77,9 +77,9 @@ class CompilePlan:
 
     @property
     def num_programs(self) -> int:
-        """Backbones; a head and a sampler per row bucket; and the head and program of scoring, copy, slot reset."""
+        """Backbones; a head and a sampler per row bucket; head and program of scoring; copy, slot reset, pooling."""
         heads = {*self.row_buckets, self.scored_rows}
-        return len(self.token_buckets) + len(self.row_buckets) + len(heads) + 3
+        return len(self.token_buckets) + len(self.row_buckets) + len(heads) + 4
 
 
 def _token_buckets(smallest: int, largest: int) -> tuple[int, ...]:

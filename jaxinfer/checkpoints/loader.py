@@ -2,8 +2,10 @@
 
 import logging
 import mmap
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -17,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 Place = Callable[[str, np.ndarray], jax.Array]
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
+READERS = 2
+"""Parameters that are read at the same time: dequantizing and checking take longer than the disk."""
 _MAX_LISTED = 50
 # Exponent bits all set: infinite or NaN. Comparing as integers is several times faster than isfinite in 16
 # bits.
@@ -36,7 +41,7 @@ def load_params(
 ) -> dict[str, jax.Array]:
     """Reads, joins, casts, checks and places every parameter.
 
-    Beside what ``place`` keeps, only one parameter is on the host at a time, and a few MB of blocks.
+    Beside what ``place`` keeps, ``READERS`` parameters are on the host at a time, and a few MB of blocks.
 
     Rules:
         - Tensors that belong to no parameter are an error, except rotary buffers, the towers of other
@@ -63,19 +68,37 @@ def load_params(
     params: dict[str, jax.Array] = {}
     problems: list[str] = []
     done = 0
-    for path, struct in shapes.items():
-        array_np, found = _assemble(weight_map[path], struct, source, path in plan.filled)
-        problems += found
-        if not problems:
-            params[path] = place(path, array_np)
-            # A transfer still running would keep this array alive beside the next one.
-            jax.block_until_ready(params[path])
-        del array_np
-        done += _num_bytes(struct)
-        if progress is not None:
-            progress(done, total)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
+
+        def read(path: str) -> tuple[np.ndarray, list[str]]:
+            return _assemble(weight_map[path], shapes[path], source, path in plan.filled)
+
+        for path, (array_np, found) in _in_order(readers, read, list(shapes)):
+            problems += found
+            if not problems:
+                params[path] = place(path, array_np)
+                # A transfer still running would keep this array alive beside the next ones.
+                jax.block_until_ready(params[path])
+            del array_np
+            done += _num_bytes(shapes[path])
+            if progress is not None:
+                progress(done, total)
     _raise_if(problems)
     return params
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, function: Callable[[str], T], paths: Sequence[str]
+) -> Iterator[tuple[str, T]]:
+    """Results in the order of the paths, computed at most ``READERS`` ahead."""
+    pending: deque[tuple[str, Future[T]]] = deque()
+    for path in paths:
+        if len(pending) == READERS:
+            first, future = pending.popleft()
+            yield first, future.result()
+        pending.append((path, pool.submit(function, path)))
+    for path, future in pending:
+        yield path, future.result()
 
 
 def _num_bytes(struct: jax.ShapeDtypeStruct) -> int:

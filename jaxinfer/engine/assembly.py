@@ -37,6 +37,7 @@ class OutputAssembler:
         self._num_cached = 0
         self._metrics: RequestMetrics | None = None
         self._error: str | None = None
+        self._embedding: tuple[float, ...] | None = None
         self._unreported = [0] * request.params.n
         self._started = [False] * request.params.n
 
@@ -64,6 +65,7 @@ class OutputAssembler:
             self._num_cached = delta.num_cached_tokens
         self._metrics = delta.metrics or self._metrics
         self._error = delta.error or self._error
+        self._embedding = delta.embedding or self._embedding
         self._unreported[delta.index] += len(delta.token_ids)
         self._fresh.add(delta.index)
 
@@ -104,6 +106,7 @@ class OutputAssembler:
             num_cached_tokens=self._num_cached,
             metrics=self._metrics,
             error=self._error,
+            embedding=self._embedding,
         )
 
     def _is_first(self, index: int) -> bool:

@@ -1,8 +1,10 @@
 """From a configuration to a running engine."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import numpy as np
 from jaxinfer.batch.builder import BatchBuilder
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.checkpoints.dtypes import resolve_dtype
+from jaxinfer.checkpoints.generation_defaults import sampling_defaults
 from jaxinfer.checkpoints.kv_scales import LayerScales, read_kv_scales
 from jaxinfer.checkpoints.loader import load_params
 from jaxinfer.checkpoints.model_files import ModelFiles, open_model
@@ -21,20 +24,22 @@ from jaxinfer.engine.inputs import InputProcessor, Limits
 from jaxinfer.engine.memory import fit_blocks, measure_temporaries
 from jaxinfer.engine.stop import StopConditions
 from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate
-from jaxinfer.kv_cache.layout import group_layers
+from jaxinfer.kv_cache.layout import KVCache, group_layers
 from jaxinfer.kv_cache.manager import KVCacheManager
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import family, parse_config
 from jaxinfer.models.segments import SegmentedModel, segmented_model
 from jaxinfer.observability.compilation import CompilationMonitor, use_compilation_cache
+from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.host_memory import keep_freed_memory
 from jaxinfer.runner.jax_runner import JaxRunner
-from jaxinfer.runner.programs import ModelPrograms
+from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.structured.compiler import GrammarCompiler
 from jaxinfer.tokenization.chat import ChatTemplate
-from jaxinfer.tokenization.loading import load_tokenizer
+from jaxinfer.tokenization.loading import load_text
 from jaxinfer.tokenization.tokenizer import Tokenizer
 from pallas_kernels.kv_storage import storage_dtype
 from pallas_kernels.precision import compute_dtype
@@ -57,6 +62,10 @@ class Engine:
         core: the step loop.
         inputs: makes validated sequences for it.
         compilations: counts programs compiled since warm-up.
+        grammars: compiles the forms of answers; None without a tokenizer.
+        sampling_defaults: fields of ``SamplingParams`` that the model's ``generation_config.json`` recommends, for
+            front ends whose users expect them.
+        text_path: where tokenizer and chat template came from; None without a tokenizer.
     """
 
     config: EngineConfig
@@ -68,6 +77,9 @@ class Engine:
     limits: Limits
     runner: Runner
     compilations: CompilationMonitor
+    grammars: GrammarCompiler | None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    text_path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -159,21 +171,25 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     setup = set_up_model(config)
-    tokenizer, chat_template = _load_text(config, setup.files)
-    params = load_weights(setup, progress)
-    programs = ModelPrograms(setup.parts, params, setup.plan, setup.groups)
-    specs = kv_specs(setup.model)
-    num_blocks = size_cache(config, setup)
-    scales = _kv_scales(setup)
-    stored = storage_dtype(setup.cache_dtype, jax.default_backend())
-    kv_cache = allocate(specs, setup.groups, num_blocks, config.cache.block_size, stored, scales)
-    eos_token_ids = _eos_ids(setup.model, tokenizer)
+    with ThreadPoolExecutor(1, thread_name_prefix="weights") as reader:
+        # Weights and programs do not depend on each other: one is read while the other is compiled.
+        reading = reader.submit(load_weights, setup, progress)
+        text_path = _text_path(config, setup.files)
+        tokenizer, chat_template = load_text(text_path)
+        eos_token_ids = _eos_ids(setup.model, tokenizer)
+        sampler = DeviceSampler(setup.model.vocab_size, setup.plan, eos_token_ids)
+        functions = _compile_first(setup, sampler)
+        cache = None
+        if (config.cache.num_blocks or config.cache.memory) is not None:
+            cache = _allocate_cache(config, setup)
+        params = reading.result()
+    # A cache that takes what is left has to wait for the weights.
+    num_blocks, kv_cache = cache or _allocate_cache(config, setup)
     runner = JaxRunner(
-        programs,
+        ModelPrograms(setup.parts, params, functions),
         kv_cache,
         setup.plan,
-        vocab_size=setup.model.vocab_size,
-        eos_token_ids=eos_token_ids,
+        sampler,
         hidden_size=setup.model.hidden_size,
         dtype=setup.dtype,
     )
@@ -189,6 +205,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         max_model_len=setup.max_model_len,
         eos_token_ids=eos_token_ids,
         progress=progress,
+        sampling_defaults=sampling_defaults(setup.files.generation_config),
+        text_path=text_path,
     )
 
 
@@ -205,6 +223,8 @@ def assemble(
     max_model_len: int,
     eos_token_ids: tuple[int, ...],
     progress: Progress | None = None,
+    sampling_defaults: Mapping[str, float] | None = None,
+    text_path: Path | None = None,
 ) -> Engine:
     """Puts scheduler, block pool, builder and core around a runner; tests call it with theirs."""
     kv = KVCacheManager(num_blocks, config.cache.block_size, windows, config.cache.prefix_caching)
@@ -228,8 +248,43 @@ def assemble(
         compilations,
         depth=config.scheduler.overlap,
     )
-    inputs = InputProcessor(tokenizer, limits, len(windows), eos_token_ids)
-    return Engine(config, core, inputs, tokenizer, chat_template, plan, limits, runner, compilations)
+    grammars = None
+    if tokenizer is not None:
+        grammars = GrammarCompiler(tokenizer, vocab_size, eos_token_ids, config.structured)
+    inputs = InputProcessor(
+        tokenizer, limits, len(windows), eos_token_ids, grammars, config.structured.jump_ahead
+    )
+    return Engine(
+        config,
+        core,
+        inputs,
+        tokenizer,
+        chat_template,
+        plan,
+        limits,
+        runner,
+        compilations,
+        grammars,
+        sampling_defaults or {},
+        text_path,
+    )
+
+
+def _compile_first(setup: ModelSetup, sampler: DeviceSampler) -> StepFunctions:
+    """The model's functions; what every request needs and no weights is compiled."""
+    functions = StepFunctions.make(setup.parts, setup.plan, setup.groups)
+    hidden_XD = jax.ShapeDtypeStruct((setup.plan.token_buckets[-1], setup.model.hidden_size), setup.dtype)
+    functions.compile_head(setup.parts, hidden_XD, setup.plan.row_buckets[0])
+    sampler.compile_one_row()
+    return functions
+
+
+def _allocate_cache(config: EngineConfig, setup: ModelSetup) -> tuple[tuple[int, ...], KVCache]:
+    """Blocks of each KV group, and the zeroed pools."""
+    num_blocks = size_cache(config, setup)
+    stored = storage_dtype(setup.cache_dtype, jax.default_backend())
+    specs, scales = kv_specs(setup.model), _kv_scales(setup)
+    return num_blocks, allocate(specs, setup.groups, num_blocks, config.cache.block_size, stored, scales)
 
 
 def size_cache(config: EngineConfig, setup: ModelSetup) -> tuple[int, ...]:
@@ -254,13 +309,12 @@ def _kv_scales(setup: ModelSetup) -> LayerScales:
     return read_kv_scales(setup.files.source, setup.model.num_layers, setup.model.num_kv_heads)
 
 
-def _load_text(config: EngineConfig, files: ModelFiles) -> tuple[Tokenizer | None, ChatTemplate]:
-    """Tokenizer and chat template; no tokenizer if the configuration says "none"."""
+def _text_path(config: EngineConfig, files: ModelFiles) -> Path | None:
+    """Where the tokenizer is; None if the configuration says "none"."""
     if config.model.tokenizer == NO_TOKENIZER:
-        return None, ChatTemplate({})
+        return None
     named = config.model.tokenizer
-    loaded = load_tokenizer(files.tokenizer_path if named is None else resolve_reference(named))
-    return loaded.tokenizer, loaded.chat_template
+    return files.tokenizer_path if named is None else resolve_reference(named)
 
 
 def _eos_ids(model: TransformerConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -6,24 +6,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxinfer.batch.builder import BatchBuilder
+from jaxinfer.batch.builder import BatchBuilder, StepArrays
 from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.sequence_output import SequenceOutput
 from jaxinfer.engine.stop import StopConditions
 from jaxinfer.observability.compilation import CompilationMonitor
-from jaxinfer.observability.stats import EngineStats
-from jaxinfer.outputs import RequestMetrics
-from jaxinfer.request import FinishReason, Sequence, Status
-from jaxinfer.runner.protocol import Runner, StepHandle, StepResult
+from jaxinfer.observability.stats import EngineStats, StepTiming
+from jaxinfer.request import FinishReason, QueueFullError, Sequence, Status
+from jaxinfer.runner.protocol import LogprobRows, Runner, StepHandle, StepResult
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.structured.constraint import Constraint
 from jaxinfer.tokenization.tokenizer import Tokenizer
+
+NOTHING_ALLOWED = (
+    "all tokens are banned: the form of the answer, allowed_token_ids, bad_words and min_tokens leave none"
+)
 
 
 @dataclass(frozen=True)
 class _InFlight:
     plan: StepPlan
     handle: StepHandle
+    timing: StepTiming
 
 
 class EngineCore:
@@ -67,19 +72,29 @@ class EngineCore:
         return len(self._requests)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Queues the choices of one validated request.
+        """Queues the choices of validated requests: all of them, or none.
 
         Raises:
-            QueueFullError: an admission limit is reached; nothing was queued.
-            RequestError: the request has more choices than may ever wait.
+            QueueFullError: an admission limit is reached.
+            RequestError: there are more choices than may ever wait.
         """
-        request_id = sequences[0].request.request_id
-        assert request_id not in self._requests, f"request id {request_id!r} is used twice at the same time"
-        self.scheduler.add(sequences)
-        self._requests[request_id] = sequences
+        requests: dict[str, list[Sequence]] = {}
+        for seq in sequences:
+            requests.setdefault(seq.request.request_id, []).append(seq)
+        for request_id in requests:
+            assert request_id not in self._requests, (
+                f"request id {request_id!r} is used twice at the same time"
+            )
+        try:
+            self.scheduler.add(sequences)
+        except QueueFullError:
+            self.stats.requests_rejected += len(requests)
+            raise
+        self._requests |= requests
         for seq in sequences:
             self._outputs[seq] = SequenceOutput(seq, self._tokenizer)
-        self.stats.admitted(sequences[0].num_prompt)
+        for choices in requests.values():
+            self.stats.admitted(choices[0].num_prompt)
 
     def abort(self, request_id: str) -> None:
         """Ends a request in whatever state it is; unknown and finished ones are ignored."""
@@ -89,17 +104,75 @@ class EngineCore:
 
     def step(self) -> list[OutputDelta]:
         """Dispatches the next step, if there is one, and commits the step before it."""
+        started = time.monotonic()
         plan = self.scheduler.schedule()
         if plan is not None:
             arrays = self._builder.build(plan)
-            self._in_flight.append(_InFlight(plan, self._runner.dispatch(plan, arrays)))
             self._note_dispatch(plan, arrays.token_bucket)
+            if plan.constrained:
+                handle, dispatched = self._dispatch_in_phases(plan, arrays)
+            else:
+                handle, dispatched = self._runner.dispatch(plan, arrays), time.monotonic()
+            timing = StepTiming.of(plan, arrays.token_bucket, started, dispatched)
+            self._in_flight.append(_InFlight(plan, handle, timing))
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
-            oldest = self._in_flight.popleft()
-            self._commit(oldest.plan, oldest.handle.result())
-            self._compilations.check()
+            self._commit_oldest()
         deltas, self._ready = self._ready, []
         return deltas
+
+    def _dispatch_in_phases(self, plan: StepPlan, arrays: StepArrays) -> tuple[StepHandle, float]:
+        """For steps with rows whose next token depends on tokens that are in flight: while the device computes the
+        layers, the steps before are committed and the masks are filled; then the sampler is dispatched.
+
+        Returns:
+            The handle, and the time at which the device had its work.
+        """
+        begun = self._runner.begin(plan, arrays)
+        dispatched = time.monotonic()
+        while self._in_flight:
+            self._commit_oldest()
+        masks = {}
+        for index, row in enumerate(arrays.sampled_rows):
+            if row.seq.constraint is not None and row.seq.status is Status.RUNNING:
+                mask_X = self._next_mask(row.seq, row.seq.constraint)
+                if mask_X is not None:
+                    masks[index] = mask_X
+        return begun.sample(masks), dispatched
+
+    def _next_mask(self, seq: Sequence, constraint: Constraint) -> np.ndarray | None:
+        """The tokens allowed next; None if the row's sample is not wanted: the tokens are known, or there are none."""
+        forced = constraint.forced()
+        if forced:
+            self._jump(seq, forced)
+            return None
+        mask_X = constraint.next_mask()
+        if mask_X.any():
+            return mask_X
+        if constraint.may_end:
+            self._end(seq, FinishReason.STOP)
+        else:
+            self._end(seq, FinishReason.ERROR, error=NOTHING_ALLOWED)
+        return None
+
+    def _jump(self, seq: Sequence, forced: list[int]) -> None:
+        """Jump-ahead: appends forced tokens at once; the next step computes them like a chunk of a prompt.
+
+        The step that is just dispatched samples the first of them too. Its result is dropped: at commit it is not
+        the next token of the sequence any more.
+        """
+        seq.num_in_flight -= 1
+        for token in forced:
+            self._append(seq, token)
+            if seq.status is Status.FINISHED:
+                return
+
+    def _commit_oldest(self) -> None:
+        oldest = self._in_flight.popleft()
+        result = oldest.handle.result()
+        ready = time.monotonic()
+        self._commit(oldest.plan, result)
+        self.stats.committed(oldest.timing, ready, time.monotonic())
+        self._compilations.check()
 
     def _note_dispatch(self, plan: StepPlan, token_bucket: int) -> None:
         self.stats.dispatched(plan, token_bucket)
@@ -107,37 +180,59 @@ class EngineCore:
         for seq in plan.admitted:
             if seq.first_scheduled_time is None:
                 seq.first_scheduled_time = now
+                if self.scheduler.kv.prefix_caching:
+                    self.stats.scheduled_first(seq)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         sampled = 0
+        tokens, healthy = result.tokens.tolist(), result.healthy.tolist()
         for index, row in enumerate(plan.rows):
             chunk = result.scores.get(index)
             sound = chunk is None or not bool(np.isnan(chunk.logprobs.chosen_P).any())
             if chunk is not None and row.seq in self._outputs:
                 self._outputs[row.seq].add_prompt_logprobs(chunk)
+            pooled = result.pooled.get(index)
+            if pooled is not None and row.seq in self._outputs:
+                self._outputs[row.seq].add_pooled(row.start, pooled)
+                sound = sound and bool(np.isfinite(pooled).all())
             if row.samples:
-                row.seq.num_in_flight -= 1
-                sound = sound and bool(result.healthy[sampled])
+                row.seq.num_in_flight -= _is_next(row)
+                sound = sound and healthy[sampled]
             if row.seq.status is not Status.FINISHED:
                 if not sound:
                     self._fail(row.seq)
                 else:
                     self.scheduler.commit(row)
-                    self._commit_output(row, result, sampled)
+                    token = tokens[sampled] if row.samples else None
+                    self._commit_output(row, token, result.logprobs, sampled)
             sampled += row.samples
 
-    def _commit_output(self, row: ScheduledRow, result: StepResult, sampled: int) -> None:
+    def _commit_output(
+        self, row: ScheduledRow, token: int | None, logprobs: LogprobRows | None, sampled: int
+    ) -> None:
         seq = row.seq
-        if not row.samples:
+        if token is None:
             if seq.max_tokens == 0 and row.start + row.num_tokens == seq.num_prompt:
-                self._end(seq, FinishReason.LENGTH)
+                pooled = seq.request.pooling is not None
+                self._end(seq, FinishReason.STOP if pooled else FinishReason.LENGTH)
             return
-        seq.output_token_ids.append(int(result.tokens[sampled]))
+        if _is_next(row):
+            self._append(seq, token, logprobs, sampled)
+
+    def _append(
+        self, seq: Sequence, token: int, logprobs: LogprobRows | None = None, sampled: int = 0
+    ) -> None:
+        """Takes the next token of a sequence, whatever it is; may end the sequence."""
+        seq.output_token_ids.append(token)
+        self.stats.generated_tokens += 1
         if seq.first_token_time is None:
             seq.first_token_time = time.monotonic()
-        if result.logprobs is not None:
-            self._outputs[seq].add_logprobs(result.logprobs, sampled)
-        self._check_stop(seq)
+        if logprobs is not None:
+            self._outputs[seq].add_logprobs(logprobs, sampled)
+        if seq.constraint is not None and not seq.constraint.accept(token):
+            self._end(seq, FinishReason.ERROR, error=f"token {token} does not fit the form of the answer")
+        else:
+            self._check_stop(seq)
 
     def _check_stop(self, seq: Sequence) -> None:
         output, token = self._outputs[seq], seq.output_token_ids[-1]
@@ -150,10 +245,12 @@ class EngineCore:
         stop_string = output.push(token)
         if stop_string is not None:
             self._end(seq, FinishReason.STOP, stop_string)
+        elif seq.constraint is not None and seq.constraint.complete:
+            self._end(seq, FinishReason.STOP)
         elif ended is not None:
             self._end(seq, *ended)
         elif output.has_news:
-            self._emit(seq)
+            self._ready.append(output.take())
 
     def _fail(self, seq: Sequence) -> None:
         """Ends one sequence whose logits are not finite; nothing it computed stays in the prefix cache."""
@@ -172,33 +269,14 @@ class EngineCore:
         error: str | None = None,
     ) -> None:
         self.scheduler.finish(seq, reason, stop_reason)
-        self._outputs[seq].finish()
-        self._emit(seq, error)
-        del self._outputs[seq]
-        self.stats.finished(seq)
+        output = self._outputs.pop(seq)
+        output.finish()
+        self._ready.append(output.take(error))
+        self.stats.finished_by_reason[reason] += 1
         request_id = seq.request.request_id
         if all(s.status is Status.FINISHED for s in self._requests[request_id]):
             del self._requests[request_id]
-
-    def _emit(self, seq: Sequence, error: str | None = None) -> None:
-        output = self._outputs[seq]
-        token_ids, text, logprobs = output.take()
-        finished = seq.finish_reason is not None
-        self._ready.append(
-            OutputDelta(
-                request_id=seq.request.request_id,
-                index=seq.index,
-                token_ids=token_ids,
-                text=text,
-                logprobs=logprobs,
-                prompt_logprobs=output.take_prompt_logprobs(),
-                finish_reason=seq.finish_reason,
-                stop_reason=seq.stop_reason,
-                num_cached_tokens=max(seq.num_cached, 0),
-                metrics=_metrics(seq) if finished else None,
-                error=error,
-            )
-        )
+            self.stats.requests_finished[reason] += 1
 
     def check_integrity(self) -> None:
         """Asserts that nothing is lost or held twice; for tests, after any step."""
@@ -209,11 +287,6 @@ class EngineCore:
         assert requests == set(self._requests), "the request table differs from the live sequences"
 
 
-def _metrics(seq: Sequence) -> RequestMetrics:
-    return RequestMetrics(
-        arrival_time=seq.request.arrival_time,
-        first_scheduled_time=seq.first_scheduled_time,
-        first_token_time=seq.first_token_time,
-        finished_time=time.monotonic(),
-        num_preemptions=seq.preemptions,
-    )
+def _is_next(row: ScheduledRow) -> bool:
+    """Whether a sampled token is the next one of its sequence; False if other tokens were appended meanwhile."""
+    return row.samples and row.num_outputs == len(row.seq.output_token_ids)

@@ -1,7 +1,8 @@
 """What a step of the engine core tells the front end: plain data that can cross a process border."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from jaxinfer.outputs import RequestMetrics
 from jaxinfer.request import FinishReason
@@ -23,17 +24,15 @@ class TokenLogprobs(NamedTuple):
     named: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(
-    slots=True
-)  # not frozen: one is made for every token, and frozen ones take four times as long to make
-class OutputDelta:
-    """News of one choice; nobody changes it.
+class OutputDelta(msgspec.Struct, array_like=True, gc=False):
+    """News of one choice. One is made for every token: a ``Struct`` is made, and sent to another process, fast.
 
     Attributes:
         token_ids, logprobs, text: what became final; they describe the same tokens.
         prompt_logprobs: of all prompt positions, once, with the first news of choice 0.
         finish_reason: set on the last delta of the choice.
         error: the message of an ``error`` finish.
+        embedding: of a pooled request, with its last delta; not normalised.
     """
 
     request_id: str
@@ -47,3 +46,4 @@ class OutputDelta:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    embedding: tuple[float, ...] | None = None

@@ -10,16 +10,26 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.param_checks import InvalidParamsError, as_integer
-from jaxinfer.request import Request, RequestError, Sequence
+from jaxinfer.request import Pooling, Request, RequestError, Sequence
 from jaxinfer.sampling.keys import stream_key
 from jaxinfer.sampling.masks import TokenSequences, bad_word_sequences
 from jaxinfer.sampling_params import SamplingParams, validate_for_model
+from jaxinfer.structured.choose import ConstraintMaker
+from jaxinfer.structured.compiler import GrammarCompiler
+from jaxinfer.structured.grammar import Grammar
+from jaxinfer.structured.spec import FIELD
 from jaxinfer.tokenization.tokenizer import Tokenizer
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 """Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` with an optional ``cache_salt``."""
 
 MAX_SALT_LENGTH = 128
+
+_POOLED: dict[Pooling, SamplingParams] = {
+    # A mean needs the states of all positions, also of those whose blocks are cached.
+    "mean": SamplingParams(max_tokens=0, detokenize=False, skip_reading_prefix_cache=True),
+    "last": SamplingParams(max_tokens=0, detokenize=False),
+}
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,21 @@ class InputProcessor:
     """Tokenizes and validates requests and makes their sequences."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, limits: Limits, num_groups: int, eos_token_ids: tuple[int, ...]
+        self,
+        tokenizer: Tokenizer | None,
+        limits: Limits,
+        num_groups: int,
+        eos_token_ids: tuple[int, ...],
+        grammars: GrammarCompiler | None = None,
+        jump_ahead: bool = True,
     ) -> None:
-        self._eos = eos_token_ids
+        """Args:
+        grammars: None if there is no tokenizer.
+        jump_ahead: append tokens that a grammar forces without sampling them.
+        """
+        self.eos_token_ids = eos_token_ids
+        self._grammars = grammars
+        self._constraints = ConstraintMaker(tokenizer, limits.vocab_size, eos_token_ids, jump_ahead)
         self._tokenizer = tokenizer
         self._limits = limits
         self._num_groups = num_groups
@@ -59,28 +81,56 @@ class InputProcessor:
         params: SamplingParams,
         priority: int = 0,
         add_special_tokens: bool = True,
+        compile_grammars: bool = True,
+        pooling: Pooling | None = None,
     ) -> list[Sequence]:
-        """The sequences of a request, ready to be queued.
+        """The sequences of a request, ready to be queued. A grammar is compiled here, which may take a while: callers
+        with an event loop use a thread.
+
+        Args:
+            compile_grammars: False only validates; the sequences must not be queued if there is a grammar.
+            pooling: pool the hidden states of the prompt; ``params`` are of no effect then.
 
         Raises:
             RequestError: says what is wrong, where, and what is allowed.
         """
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority must be an integer, not {priority!r}", "priority")
-        text, ids, salt = self._read(prompt, add_special_tokens)
+        if pooling is not None:
+            params = _POOLED[pooling]
+        text, ids, salt = self.read(prompt, add_special_tokens)
+        self._check_length(ids, params)  # first: it takes no time, whatever the length
         prompt_ids = self._check_ids(ids)
-        self._check_length(prompt_ids, params)
         if self._tokenizer is None and params.detokenize:
             raise RequestError("this engine has no tokenizer; set detokenize=False", "detokenize")
         try:
-            validate_for_model(params, self._limits.vocab_size, self._limits.max_model_len, self._eos)
+            validate_for_model(
+                params, self._limits.vocab_size, self._limits.max_model_len, self.eos_token_ids
+            )
         except InvalidParamsError as error:
             raise RequestError(str(error), error.param) from None
         bad_words = self._bad_words(params)
         self._check_something_is_allowed(params, bad_words)
-        return self._sequences(Request(request_id, text, prompt_ids, params, priority, salt, bad_words))
+        grammar = self._grammar(params, compile_grammars)
+        request = Request(request_id, text, prompt_ids, params, priority, salt, bad_words, pooling)
+        return self._sequences(request, grammar)
 
-    def _sequences(self, request: Request) -> list[Sequence]:
+    def _grammar(self, params: SamplingParams, compiled: bool) -> Grammar | None:
+        spec = params.structured_outputs
+        if self._tokenizer is None and params.thinking_token_budget is not None:
+            raise RequestError(
+                "this engine has no tokenizer; thinking_token_budget needs one", "thinking_token_budget"
+            )
+        if spec is None:
+            return None
+        if self._grammars is None:
+            raise RequestError("this engine has no tokenizer; structured_outputs need one", FIELD)
+        if not compiled:
+            self._grammars.check(spec)
+            return None
+        return self._grammars.compile(spec)
+
+    def _sequences(self, request: Request, grammar: Grammar | None) -> list[Sequence]:
         params, num_prompt = request.params, len(request.prompt_token_ids)
         room = min(self._limits.max_model_len, self._limits.max_cached_tokens) - num_prompt
         max_tokens = max(room, 0) if params.max_tokens is None else min(params.max_tokens, room)
@@ -95,7 +145,9 @@ class InputProcessor:
                     key=stream_key(params.seed, request.prompt_token_ids, index),
                     num_groups=self._num_groups,
                     parent=sequences[0] if sequences else None,
-                    host_masked=any(len(word) > 1 for word in request.bad_words),
+                    constraint=self._constraints.make(
+                        params, request.prompt_token_ids, request.bad_words, grammar
+                    ),
                 )
             )
         return sequences
@@ -115,11 +167,18 @@ class InputProcessor:
             return
         banned = {word[0] for word in bad_words if len(word) == 1}
         if params.min_tokens > 0:
-            banned |= {*params.stop_token_ids, *(() if params.ignore_eos else self._eos)}
+            banned |= {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
         if set(params.allowed_token_ids) <= banned:
             raise RequestError("bad_words and min_tokens ban all of allowed_token_ids", "allowed_token_ids")
 
-    def _read(self, prompt: Prompt, add_special_tokens: bool) -> tuple[str | None, Seq[int], str | None]:
+    def read(
+        self, prompt: Prompt, add_special_tokens: bool = True
+    ) -> tuple[str | None, Seq[int], str | None]:
+        """Text (if that was given), token ids and cache salt of a prompt; the ids are not checked yet.
+
+        Raises:
+            RequestError: the prompt has a wrong form, or cannot be tokenized.
+        """
         text: Any = None
         ids: Any = None
         salt: Any = None

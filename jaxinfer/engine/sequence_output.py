@@ -1,9 +1,13 @@
 """The output side of one sequence inside the core: text, log-probabilities, and what was given out already."""
 
+import time
 from collections.abc import Sequence as Seq
 
-from jaxinfer.engine.deltas import TokenLogprobs
-from jaxinfer.request import Sequence
+import numpy as np
+
+from jaxinfer.engine.deltas import OutputDelta, TokenLogprobs
+from jaxinfer.outputs import RequestMetrics
+from jaxinfer.request import FinishReason, Sequence
 from jaxinfer.runner.protocol import LogprobRows, ScoredChunk
 from jaxinfer.tokenization.output import OutputText, TextRules
 from jaxinfer.tokenization.tokenizer import Tokenizer
@@ -29,6 +33,7 @@ class SequenceOutput:
         self._num_given = 0
         self._num_final = 0
         self._new_text = ""
+        self._pooled_D: np.ndarray | None = None
         self._prompt: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None and seq.index == 0:
             self._prompt = [None] * seq.num_prompt
@@ -63,6 +68,19 @@ class SequenceOutput:
                 chunk.logprobs, i, token, params.prompt_logprobs or 0, ids
             )
 
+    def add_pooled(self, start: int, sum_D: np.ndarray) -> None:
+        """Adds the hidden states of a chunk of the prompt; a preempted sequence starts again."""
+        if start == 0 or self._pooled_D is None:
+            self._pooled_D = np.zeros(len(sum_D), np.float64)
+        self._pooled_D = self._pooled_D + sum_D
+
+    def _embedding(self) -> tuple[float, ...] | None:
+        """The pooled hidden state, in float32 precision, once the whole prompt is computed; None without pooling."""
+        if self._pooled_D is None:
+            return None
+        count = self._seq.num_prompt if self._seq.request.pooling == "mean" else 1
+        return tuple((self._pooled_D / count).astype(np.float32).tolist())
+
     def push(self, token_id: int) -> str | None:
         """Adds a token to the output. Returns the stop string that it completed, if any."""
         if self._text is None:
@@ -80,21 +98,45 @@ class SequenceOutput:
             self._new_text += delta.text
             self._num_final = delta.num_tokens
 
-    def take(self) -> tuple[tuple[int, ...], str, tuple[TokenLogprobs, ...]]:
-        """The tokens, text and log-probabilities that became final since the last call."""
+    def take(self, error: str | None = None) -> OutputDelta:
+        """What became final since the last call.
+
+        Args:
+            error: why the sequence failed, if it did.
+        """
+        seq = self._seq
         start, stop = self._num_given, max(self._num_final, self._num_given)
         self._num_given = stop
         text, self._new_text = self._new_text, ""
-        return tuple(self._seq.output_token_ids[start:stop]), text, tuple(self._logprobs[start:stop])
+        prompt, self._prompt = self._prompt, None
+        return OutputDelta(
+            request_id=seq.request.request_id,
+            index=seq.index,
+            token_ids=tuple(seq.output_token_ids[start:stop]),
+            text=text,
+            logprobs=tuple(self._logprobs[start:stop]),
+            prompt_logprobs=None if prompt is None else tuple(prompt),
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+            num_cached_tokens=max(seq.num_cached, 0),
+            metrics=None if seq.finish_reason is None else _metrics(seq),
+            error=error,
+            embedding=self._embedding() if seq.finish_reason is FinishReason.STOP else None,
+        )
 
     @property
     def has_news(self) -> bool:
         return self._num_final > self._num_given or bool(self._new_text)
 
-    def take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """All prompt log-probabilities, once."""
-        prompt, self._prompt = self._prompt, None
-        return None if prompt is None else tuple(prompt)
+
+def _metrics(seq: Sequence) -> RequestMetrics:
+    return RequestMetrics(
+        arrival_time=seq.request.arrival_time,
+        first_scheduled_time=seq.first_scheduled_time,
+        first_token_time=seq.first_token_time,
+        finished_time=time.monotonic(),
+        num_preemptions=seq.preemptions,
+    )
 
 
 def token_logprobs(rows: LogprobRows, index: int, token: int, num_top: int, named: Seq[int]) -> TokenLogprobs:

@@ -23,6 +23,8 @@ class StopConditions:
         params = seq.request.params
         generated = len(seq.output_token_ids)
         token = seq.output_token_ids[-1]
+        if seq.constraint is not None and seq.constraint.complete and token in self._eos:
+            return FinishReason.STOP, None
         if generated > params.min_tokens:
             if token in self._eos and not params.ignore_eos:
                 return FinishReason.STOP, None

@@ -75,6 +75,7 @@ class SegmentedModel:
         embed: (leaves, batch) -> (x_TD, rope tables); token ids are resolved.
         head: (leaves, hidden_PD) -> logits_PV in float32; the final norm is part of it, so it is computed for the
             rows that need logits only.
+        final_norm: (leaves of the head, hidden_XD) -> normalised_XD, in the dtype of its input.
     """
 
     config: TransformerConfig
@@ -84,6 +85,7 @@ class SegmentedModel:
     segments: tuple[Segment, ...]
     head_paths: tuple[str, ...]
     head: Callable[[Leaves, jax.Array], jax.Array]
+    final_norm: Callable[[Leaves, jax.Array], jax.Array]
 
 
 def segmented_model(
@@ -121,6 +123,7 @@ def segmented_model(
         segments=tuple(segments),
         head_paths=norm_paths + output_paths,
         head=partial(_head, config, norm, output),
+        final_norm=partial(_final_norm, norm),
     )
 
 
@@ -195,8 +198,12 @@ def _head(
     leaves: Leaves,
     hidden_PD: jax.Array,
 ) -> jax.Array:
-    count = len(norm_part.keys)
-    norm, output = norm_part.merge(leaves[:count]), output_part.merge(leaves[count:])
-    assert isinstance(norm, RMSNorm)
+    output = output_part.merge(leaves[len(norm_part.keys) :])
     assert isinstance(output, Embedding | Linear)
-    return head_logits(config, output, norm(hidden_PD))
+    return head_logits(config, output, _final_norm(norm_part, leaves, hidden_PD))
+
+
+def _final_norm(norm_part: ModulePart, leaves: Leaves, hidden_PD: jax.Array) -> jax.Array:
+    norm = norm_part.merge(leaves[: len(norm_part.keys)])
+    assert isinstance(norm, RMSNorm)
+    return norm(hidden_PD)

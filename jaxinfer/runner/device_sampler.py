@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.request import Sequence
-from jaxinfer.runner.protocol import LogprobRows, ScoredChunk, scored_range
+from jaxinfer.runner.protocol import LogprobRows, Masks, ScoredChunk, scored_range
 from jaxinfer.sampling.device import sample
 from jaxinfer.sampling.host import SamplingTable
-from jaxinfer.sampling.inputs import MAX_LOGPROB_TOKEN_IDS, LogprobOutputs, SamplerOutputs
+from jaxinfer.sampling.inputs import LogprobOutputs, SamplerOutputs
+from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS
 from jaxinfer.sampling.logprobs import score
 from jaxinfer.sampling.state import HISTORY_CHUNK, init_state, reset_slot
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
@@ -70,6 +72,7 @@ class DeviceSampler:
 
     def __init__(self, vocab_size: int, plan: CompilePlan, eos_token_ids: Seq[int]) -> None:
         self._plan = plan
+        self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
         self._table = SamplingTable(plan.max_num_seqs, vocab_size)
         self._state = init_state(plan.max_num_seqs, vocab_size)
@@ -89,20 +92,29 @@ class DeviceSampler:
             if request.params.penalised:
                 self._restore(seq)
 
-    def sample(self, rows: Seq[ScheduledRow], logits: LogitsOf, arrays: StepArrays) -> SampledStep:
+    def slots(self, arrays: StepArrays) -> np.ndarray:
+        """Batch slots of a step's sampled rows. Taken when the step begins: until it is sampled, a sequence may end
+        and lose its slot, which nobody else gets before.
+        """
+        return np.array([row.seq.slot for row in arrays.sampled_rows])
+
+    def sample(
+        self, arrays: StepArrays, slots: np.ndarray, logits: LogitsOf, masks: Masks | None = None
+    ) -> SampledStep:
         """Samples a token for each row of a step.
 
         Args:
+            slots: of the sampled rows.
             logits: called with the index of each row's last token in the batch, padded.
+            masks: what rows may get, in the place of the bans that their parameters name.
         """
+        rows = arrays.sampled_rows
         if not rows:
             return SampledStep(None, 0, False)
         bucket = self._plan.rows(len(rows))
         index_P = np.zeros(bucket, np.int32)
         index_P[: len(rows)] = arrays.sampled_tokens
-        slots = np.array([row.seq.slot for row in rows])
         positions = np.array([row.start + row.num_tokens for row in rows])
-        masks = {i: mask for i, row in enumerate(rows) if (mask := self._history_mask(row)) is not None}
         inputs = self._table.build(slots, positions, bucket, masks)
         outputs, self._state = _sample(logits(index_P), inputs, self._state)
         return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
@@ -127,6 +139,12 @@ class DeviceSampler:
             pieces.append((_score(logits(index_P), target_P, named_PX), count))
         return PendingScores(first, tuple(pieces))
 
+    def compile_one_row(self) -> None:
+        """Compiles what samples a single row; it needs no model."""
+        bucket = self._plan.row_buckets[0]
+        inputs = self._table.build(np.full(1, self._plan.max_num_seqs), np.zeros(1, np.int32), bucket)
+        _, self._state = _sample(jnp.zeros((bucket, self._vocab_size), jnp.float32), inputs, self._state)
+
     def warm_ups(self, logits: LogitsOf) -> list[Callable[[], object]]:
         """One call per program that samples or scores, on padding."""
         plan = self._plan
@@ -145,13 +163,6 @@ class DeviceSampler:
             self._reset_chunk(plan.max_num_seqs, (), (), True)
 
         return [*(partial(warm, bucket) for bucket in plan.row_buckets), warm_score, warm_reset]
-
-    def _history_mask(self, row: ScheduledRow) -> np.ndarray | None:
-        seq = row.seq
-        if not seq.host_masked:
-            return None
-        assert row.num_outputs == len(seq.output_token_ids), "a mask from history needs all of it"
-        return self._table.allowed(seq.slot, row.start + row.num_tokens, output_ids=seq.output_token_ids)
 
     def _restore(self, seq: Sequence) -> None:
         """Makes the slot's state that of the sequence, whatever the slot held before."""

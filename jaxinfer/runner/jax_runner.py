@@ -14,7 +14,7 @@ from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import BlockCopy
 from jaxinfer.runner.device_sampler import DeviceSampler, LogitsOf, PendingScores, SampledStep
 from jaxinfer.runner.programs import ModelPrograms
-from jaxinfer.runner.protocol import StepResult, scored_range
+from jaxinfer.runner.protocol import Masks, StepResult, pooled_positions, scored_range
 from jaxinfer.scheduler.plan import StepPlan
 
 
@@ -22,10 +22,19 @@ from jaxinfer.scheduler.plan import StepPlan
 class _JaxHandle:
     sampled: SampledStep
     scores: dict[int, PendingScores]
+    pooled: dict[int, jax.Array]
 
     def result(self) -> StepResult:
         tokens, healthy, logprobs = self.sampled.fetch()
-        return StepResult(tokens, healthy, logprobs, {i: score.fetch() for i, score in self.scores.items()})
+        scores = {i: score.fetch() for i, score in self.scores.items()}
+        return StepResult(
+            tokens, healthy, logprobs, scores, {i: np.asarray(x) for i, x in self.pooled.items()}
+        )
+
+
+@dataclass(frozen=True)
+class _BegunStep:
+    sample: Callable[[Masks], _JaxHandle]
 
 
 class JaxRunner:
@@ -36,16 +45,15 @@ class JaxRunner:
         programs: ModelPrograms,
         kv_cache: KVCache,
         plan: CompilePlan,
+        sampler: DeviceSampler,
         *,
-        vocab_size: int,
-        eos_token_ids: tuple[int, ...],
         hidden_size: int,
         dtype: jnp.dtype,
     ) -> None:
         self._programs = programs
         self._kv_cache = kv_cache
         self._plan = plan
-        self._sampler = DeviceSampler(vocab_size, plan, eos_token_ids)
+        self._sampler = sampler
         self._hidden = jnp.zeros((plan.token_buckets[-1], hidden_size), dtype)
 
     @property
@@ -54,18 +62,29 @@ class JaxRunner:
         return self._kv_cache
 
     def dispatch(self, plan: StepPlan, arrays: StepArrays) -> _JaxHandle:
+        return self.begin(plan, arrays).sample({})
+
+    def begin(self, plan: StepPlan, arrays: StepArrays) -> _BegunStep:
         self._sampler.prepare(plan)
         if plan.copies:
             self._copy(plan.copies)
         self._backbone(arrays)
-        sampled = self._sampler.sample(arrays.sampled_rows, self._logits, arrays)
+        slots = self._sampler.slots(arrays)
+        return _BegunStep(lambda masks: self._finish(plan, arrays, slots, masks))
+
+    def _finish(self, plan: StepPlan, arrays: StepArrays, slots: np.ndarray, masks: Masks) -> _JaxHandle:
+        sampled = self._sampler.sample(arrays, slots, self._logits, masks)
         scores: dict[int, PendingScores] = {}
+        pooled: dict[int, jax.Array] = {}
         offset = 0
         for index, row in enumerate(plan.rows):
             if len(range(*scored_range(row))):
                 scores[index] = self._sampler.score(row, self._logits_from(offset))
+            if positions := pooled_positions(row):
+                first = offset + positions.start - row.start
+                pooled[index] = self._programs.pool(self._hidden, first, first + len(positions))
             offset += row.num_tokens
-        return _JaxHandle(sampled, scores)
+        return _JaxHandle(sampled, scores, pooled)
 
     def warm_up(self, builder: BatchBuilder, progress: Callable[[int, int], None] | None = None) -> None:
         """Runs every program of the plan once, on padding.
@@ -77,6 +96,7 @@ class JaxRunner:
             partial(self._backbone, builder.empty(bucket)) for bucket in self._plan.token_buckets
         ]
         runs += self._sampler.warm_ups(self._logits)
+        runs.append(lambda: self._programs.pool(self._hidden, 0, 0))
         runs.append(lambda: self._copy((BlockCopy(0, 0, 0),)))
         for done, run in enumerate(runs, start=1):
             run()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,45 @@ from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.batch.forward_batch import ForwardBatch
 from jaxinfer.batch.packing import Packing
 from jaxinfer.kv_cache.layout import KVCache
-from jaxinfer.models.segments import Leaves, Ropes, SegmentedModel, run_segment
+from jaxinfer.models.segments import Leaves, Ropes, SegmentedModel, SegmentKind, run_segment
+
+
+@dataclass(frozen=True)
+class StepFunctions:
+    """The jitted functions of a model, without weights. KV cache and hidden states are donated, nothing else.
+
+    Attributes:
+        segments: one per kind of segment; equal segments share it.
+    """
+
+    embed: Callable[..., tuple[jax.Array, Ropes, ForwardBatch]]
+    segments: dict[SegmentKind, Callable[..., tuple[jax.Array, KVCache]]]
+    store: Callable[[jax.Array, jax.Array], jax.Array]
+    head: jax.stages.Wrapped
+    pool: Callable[[Leaves, jax.Array, np.ndarray], jax.Array]
+    copy: Callable[[KVCache, np.ndarray], KVCache]
+
+    @classmethod
+    def make(cls, model: SegmentedModel, plan: CompilePlan, groups: tuple[int, ...]) -> Self:
+        """Args:
+        groups: KV group of each layer.
+        """
+        return cls(
+            embed=jax.jit(partial(_embed, model.embed, plan), static_argnums=(3,)),
+            segments={
+                kind: jax.jit(partial(run_segment, kind), donate_argnums=(1, 2))
+                for kind in {segment.kind for segment in model.segments}
+            },
+            store=jax.jit(_store, donate_argnums=(0,)),
+            head=jax.jit(partial(_head, model.head)),
+            pool=jax.jit(partial(_pool, model.final_norm)),
+            copy=jax.jit(partial(_copy_blocks, groups), donate_argnums=(0,)),
+        )
+
+    def compile_head(self, model: SegmentedModel, hidden_XD: jax.ShapeDtypeStruct, rows: int) -> None:
+        """Compiles the head for so many rows from shapes alone; the first call finds it compiled."""
+        leaves = tuple(model.shapes[path] for path in model.head_paths)
+        self.head.lower(leaves, hidden_XD, jax.ShapeDtypeStruct((rows,), np.int32)).compile()
 
 
 @dataclass(frozen=True)
@@ -26,29 +65,19 @@ class SegmentProgram:
 
 
 class ModelPrograms:
-    """A loaded model as jitted functions. KV cache and hidden states are donated, nothing else.
+    """A loaded model: jitted functions with weights bound to them.
 
     Args:
         params: parameters by path.
-        groups: KV group of each layer.
     """
 
-    def __init__(
-        self, model: SegmentedModel, params: dict[str, jax.Array], plan: CompilePlan, groups: tuple[int, ...]
-    ) -> None:
+    def __init__(self, model: SegmentedModel, params: dict[str, jax.Array], functions: StepFunctions) -> None:
+        self._functions = functions
         self._embed_leaves = tuple(params[path] for path in model.embed_paths)
         self._head_leaves = tuple(params[path] for path in model.head_paths)
-        self._embed = jax.jit(partial(_embed, model.embed, plan), static_argnums=(3,))
-        self._head = jax.jit(partial(_head, model.head))
-        self._store = jax.jit(_store, donate_argnums=(0,))
-        self._copy = jax.jit(partial(_copy_blocks, groups), donate_argnums=(0,))
-        shared = {
-            kind: jax.jit(partial(run_segment, kind), donate_argnums=(1, 2))
-            for kind in {segment.kind for segment in model.segments}
-        }
         self._segments = [
             SegmentProgram(
-                shared[segment.kind],
+                functions.segments[segment.kind],
                 tuple(params[path] for path in segment.paths),
                 segment.first,
                 segment.first + segment.num_layers,
@@ -70,21 +99,25 @@ class ModelPrograms:
             The cache, and the buffer whose first T rows are the step's hidden states before the final norm. The
             buffer has one size for all T, so head programs do not depend on T.
         """
-        x_TD, ropes, batch = self._embed(self._embed_leaves, newest_W, packed, token_bucket)
+        x_TD, ropes, batch = self._functions.embed(self._embed_leaves, newest_W, packed, token_bucket)
         new_cache = list(kv_cache)
         for segment in self._segments:
             part = kv_cache[segment.first : segment.stop]
             x_TD, part = segment.run(segment.leaves, part, x_TD, ropes, batch)
             new_cache[segment.first : segment.stop] = part
-        return tuple(new_cache), self._store(hidden_XD, x_TD)
+        return tuple(new_cache), self._functions.store(hidden_XD, x_TD)
 
     def head(self, hidden_XD: jax.Array, index_P: np.ndarray) -> jax.Array:
         """Float32 logits [P, V] of the given rows of the buffer."""
-        return self._head(self._head_leaves, hidden_XD, index_P)
+        return self._functions.head(self._head_leaves, hidden_XD, index_P)
+
+    def pool(self, hidden_XD: jax.Array, first: int, stop: int) -> jax.Array:
+        """Float32 sum [D] of the rows ``first`` to ``stop`` of the buffer, after the final norm."""
+        return self._functions.pool(self._head_leaves, hidden_XD, np.array([first, stop], np.int32))
 
     def copy_blocks(self, kv_cache: KVCache, pairs_GC2: np.ndarray) -> KVCache:
         """Copies blocks (source, target) of each group in all its layers; reads all sources before it writes."""
-        return self._copy(kv_cache, pairs_GC2)
+        return self._functions.copy(kv_cache, pairs_GC2)
 
 
 def _embed(
@@ -106,6 +139,18 @@ def _head(
     head: Callable[[Leaves, jax.Array], jax.Array], leaves: Leaves, hidden_XD: jax.Array, index_P: jax.Array
 ) -> jax.Array:
     return head(leaves, hidden_XD[index_P])
+
+
+def _pool(
+    final_norm: Callable[[Leaves, jax.Array], jax.Array],
+    leaves: Leaves,
+    hidden_XD: jax.Array,
+    span_2: jax.Array,
+) -> jax.Array:
+    row_X = jnp.arange(hidden_XD.shape[0])
+    wanted_X1 = ((row_X >= span_2[0]) & (row_X < span_2[1]))[:, None]
+    normalised_XD = final_norm(leaves, hidden_XD.astype(jnp.float32))
+    return jnp.where(wanted_X1, normalised_XD, 0).sum(0)  # other rows may hold anything, NaN included
 
 
 def _store(hidden_XD: jax.Array, x_TD: jax.Array) -> jax.Array:

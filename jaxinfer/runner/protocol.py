@@ -1,12 +1,16 @@
 """What the engine asks of a device: dispatch a step, and later give its results."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from jaxinfer.batch.builder import StepArrays
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+
+Masks = Mapping[int, np.ndarray]
+"""Index of a sampled row -> all tokens that it may get, a packed mask, uint32 [X]."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,15 @@ class StepResult:
         healthy: bool, False where the logits were not finite.
         logprobs: per sampled row, if any row asked for them.
         scores: scored chunks by index of the plan's row.
+        pooled: float32 [D] by index of the plan's row, for rows of pooled requests: the sum of the hidden states after
+            the final norm ("mean"), or the last one of the prompt ("last", absent before it is reached).
     """
 
     tokens: np.ndarray
     healthy: np.ndarray
     logprobs: LogprobRows | None
     scores: dict[int, ScoredChunk]
+    pooled: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 class StepHandle(Protocol):
@@ -58,12 +65,35 @@ class StepHandle(Protocol):
         ...
 
 
+class BegunStep(Protocol):
+    """A step whose layers are dispatched, and whose sampler waits for masks."""
+
+    def sample(self, masks: Masks) -> StepHandle:
+        """Dispatches the sampler; called once, before any other step."""
+        ...
+
+
 class Runner(Protocol):
     """Computes steps, in the order of dispatch."""
 
     def dispatch(self, plan: StepPlan, arrays: StepArrays) -> StepHandle:
         """Starts a step and returns at once. Newly sampled tokens stay on the device for the next step."""
         ...
+
+    def begin(self, plan: StepPlan, arrays: StepArrays) -> BegunStep:
+        """Starts all of a step but its sampler, and returns at once."""
+        ...
+
+
+def pooled_positions(row: ScheduledRow) -> range:
+    """Positions whose hidden states are summed for a pooled request; empty if none are wanted of this row."""
+    stop = row.start + row.num_tokens
+    match row.seq.request.pooling:
+        case "mean":
+            return range(row.start, stop)
+        case "last" if stop == row.seq.num_prompt:
+            return range(stop - 1, stop)
+    return range(0)
 
 
 def scored_range(row: ScheduledRow) -> tuple[int, int]:

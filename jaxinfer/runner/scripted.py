@@ -10,7 +10,8 @@ from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.request import Request
 from jaxinfer.runner.device_sampler import DeviceSampler, SampledStep
-from jaxinfer.runner.protocol import ScoredChunk, StepResult, scored_range
+from jaxinfer.runner.pooled_stand_in import pooled_stand_in
+from jaxinfer.runner.protocol import Masks, ScoredChunk, StepResult, scored_range
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 
 Script = Callable[[Request, int, int], np.ndarray]
@@ -21,10 +22,16 @@ Script = Callable[[Request, int, int], np.ndarray]
 class _ScriptedHandle:
     sampled: SampledStep
     scores: dict[int, ScoredChunk]
+    pooled: dict[int, np.ndarray]
 
     def result(self) -> StepResult:
         tokens, healthy, logprobs = self.sampled.fetch()
-        return StepResult(tokens, healthy, logprobs, self.scores)
+        return StepResult(tokens, healthy, logprobs, self.scores, self.pooled)
+
+
+@dataclass(frozen=True)
+class _BegunStep:
+    sample: Callable[[Masks], _ScriptedHandle]
 
 
 class ScriptedRunner:
@@ -48,15 +55,22 @@ class ScriptedRunner:
         self._record = record
 
     def dispatch(self, plan: StepPlan, arrays: StepArrays) -> _ScriptedHandle:
+        return self.begin(plan, arrays).sample({})
+
+    def begin(self, plan: StepPlan, arrays: StepArrays) -> _BegunStep:
         if self._record is not None:
             self._record.append(plan)
         self._sampler.prepare(plan)
+        slots = self._sampler.slots(arrays)
+        return _BegunStep(lambda masks: self._finish(plan, arrays, slots, masks))
+
+    def _finish(self, plan: StepPlan, arrays: StepArrays, slots: np.ndarray, masks: Masks) -> _ScriptedHandle:
         logits = [self._logits(row, row.start + row.num_tokens) for row in arrays.sampled_rows]
         sampled = self._sampler.sample(
-            arrays.sampled_rows, lambda index_P: self._stack(logits, len(index_P)), arrays
+            arrays, slots, lambda index_P: self._stack(logits, len(index_P)), masks
         )
         scores = {i: self._score(row) for i, row in enumerate(plan.rows) if len(range(*scored_range(row)))}
-        return _ScriptedHandle(sampled, scores)
+        return _ScriptedHandle(sampled, scores, pooled_stand_in(plan))
 
     def _score(self, row: ScheduledRow) -> ScoredChunk:
         first, stop = scored_range(row)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.batch.builder import StepArrays
-from jaxinfer.runner.protocol import StepResult
+from jaxinfer.runner.pooled_stand_in import pooled_stand_in
+from jaxinfer.runner.protocol import Masks, StepResult
+from jaxinfer.sampling.masks import unpack
 from jaxinfer.scheduler.plan import StepPlan
 
 
@@ -27,12 +29,27 @@ class CostModel:
 class _SimulatedHandle:
     tokens: np.ndarray
     ready_time: float
+    pooled: dict[int, np.ndarray]
 
     def result(self) -> StepResult:
         wait = self.ready_time - time.perf_counter()
         if wait > 0:
             time.sleep(wait)
-        return StepResult(self.tokens, np.ones(len(self.tokens), bool), None, {})
+        return StepResult(self.tokens, np.ones(len(self.tokens), bool), None, {}, self.pooled)
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    tokens: np.ndarray
+    ready_time: float
+    pooled: dict[int, np.ndarray]
+
+    def sample(self, masks: Masks) -> _SimulatedHandle:
+        """A row with a mask gets one of the tokens that it allows."""
+        for index, mask_X in masks.items():
+            allowed = np.flatnonzero(unpack(mask_X, 32 * len(mask_X)))
+            self.tokens[index] = allowed[self.tokens[index] % len(allowed)]
+        return _SimulatedHandle(self.tokens, self.ready_time, self.pooled)
 
 
 class SimulatedRunner:
@@ -49,9 +66,12 @@ class SimulatedRunner:
         self._free_at = 0.0
 
     def dispatch(self, plan: StepPlan, arrays: StepArrays) -> _SimulatedHandle:
+        return self.begin(plan, arrays).sample({})
+
+    def begin(self, plan: StepPlan, arrays: StepArrays) -> SimulatedStep:
         rows = arrays.sampled_rows
         keys = np.array([row.seq.key[0] for row in rows], np.int64)
         positions = np.array([row.start + row.num_tokens for row in rows], np.int64)
         tokens = self._first + (keys * 2654435761 + positions * 40503) % self._span
         self._free_at = max(self._free_at, time.perf_counter()) + self._cost.seconds(plan)
-        return _SimulatedHandle(tokens.astype(np.int32), self._free_at)
+        return SimulatedStep(tokens.astype(np.int32), self._free_at, pooled_stand_in(plan))

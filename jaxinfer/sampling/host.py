@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.sampling.inputs import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS, SamplingInputs
-from jaxinfer.sampling.masks import ALL, TokenSequences, allow_all, allow_only, ban, completions, num_words
+from jaxinfer.sampling.inputs import SamplingInputs
+from jaxinfer.sampling.limits import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS
+from jaxinfer.sampling.masks import ALL, TokenSequences, allow_all, allow_only, ban, num_words
 from jaxinfer.sampling_params import SamplingParams
 
 _ROW = np.dtype(
@@ -61,14 +62,12 @@ class _Lists:
     Attributes:
         allowed_X: packed mask of the tokens that are allowed throughout, or None for all.
         end_token_ids: banned until ``min_tokens`` exist.
-        phrases: bad words of more than one token.
         bias: token ids and values.
         named: token ids.
     """
 
     allowed_X: np.ndarray | None
     end_token_ids: tuple[int, ...]
-    phrases: TokenSequences
     bias: tuple[tuple[int, ...], tuple[float, ...]]
     named: tuple[int, ...]
 
@@ -117,14 +116,13 @@ class SamplingTable:
             key: of the sequence's random stream, see ``stream_key``.
             num_prompt: tokens of the prompt; the output's first token has this position.
             eos_token_ids: end tokens of the model, which ``min_tokens`` bans unless the request ignores them.
-            bad_words: token sequences of ``params.bad_words``, see ``bad_word_sequences``.
+            bad_words: token sequences of ``params.bad_words``; those of several tokens are not banned here.
         """
         assert 0 <= slot < self._spare, f"slot {slot} of {self._spare}"
         ends = dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)))
         lists = _Lists(
             allowed_X=_static_mask(params.allowed_token_ids, bad_words, self._vocab),
             end_token_ids=tuple(ends) if params.min_tokens > 0 else (),
-            phrases=tuple(ids for ids in bad_words if len(ids) > 1),
             bias=(tuple(params.logit_bias or ()), tuple((params.logit_bias or {}).values())),
             named=tuple(params.logprob_token_ids or ()),
         )
@@ -139,39 +137,22 @@ class SamplingTable:
         self._rows_W[slot] = self._rows_W[self._spare]
         self._lists.pop(slot, None)
 
-    def needs_history(self, slot: int) -> bool:
-        """Whether the next token's mask depends on the newest output tokens (bad words of several tokens)."""
-        return slot in self._lists and bool(self._lists[slot].phrases)
-
-    def allowed(
-        self,
-        slot: int,
-        position: int,
-        mask_X: np.ndarray | None = None,
-        output_ids: Sequence[int] = (),
-    ) -> np.ndarray | None:
-        """All constraints of a slot at a position as one packed mask, uint32 [X]; None if there are none.
+    def allowed(self, slot: int, position: int) -> np.ndarray | None:
+        """The bans of a slot at a position as one packed mask, uint32 [X]; None if there are none.
 
         Args:
             slot: of a sequence.
             position: of the token to be sampled.
-            mask_X: another packed mask to obey, such as a grammar's.
-            output_ids: output tokens before the position, complete; read only where ``needs_history``.
         """
         lists = self._lists.get(slot)
-        banned: list[int] = []
-        if lists is not None:
-            banned = completions(lists.phrases, output_ids)
-            if position < self._rows_W["first_free"][slot]:
-                banned += lists.end_token_ids
-        given = [m for m in (mask_X, lists.allowed_X if lists else None) if m is not None]
-        if not given and not banned:
+        if lists is None:
             return None
-        combined_X = given[0].copy() if given else allow_all(self._vocab)
-        for other_X in given[1:]:
-            combined_X &= other_X
-        ban(combined_X, banned)
-        return combined_X
+        banned = lists.end_token_ids if position < self._rows_W["first_free"][slot] else ()
+        if lists.allowed_X is None and not banned:
+            return None
+        mask_X = allow_all(self._vocab) if lists.allowed_X is None else lists.allowed_X.copy()
+        ban(mask_X, banned)
+        return mask_X
 
     def build(
         self,
@@ -186,8 +167,7 @@ class SamplingTable:
             slots: batch slot of each row to sample, int.
             positions: position of the token to be sampled in each row, int.
             bucket: P, at least the number of rows; the rest is padding.
-            masks: row -> packed mask that replaces the table's own, made by ``allowed``; needed for the rows
-                with a grammar or with ``needs_history``.
+            masks: row -> packed mask that replaces the table's own, where it depends on the tokens before.
 
         Returns:
             NumPy arrays, which cost less to pass to a compiled function than to put on the device first, and

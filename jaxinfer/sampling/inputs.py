@@ -5,13 +5,6 @@ from dataclasses import dataclass
 import jax
 from jax.tree_util import register_dataclass
 
-MAX_LOGPROBS = 20
-"""Most alternatives returned per position (OpenAI's limit)."""
-MAX_LOGPROB_TOKEN_IDS = 128
-"""Most explicitly named tokens whose log-probabilities are returned per position."""
-MAX_LOGIT_BIAS = 512
-"""Most biased tokens per request."""
-
 
 @register_dataclass
 @dataclass(frozen=True)

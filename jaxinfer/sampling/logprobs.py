@@ -13,8 +13,9 @@ from jaxinfer.sampling.groups import (
     top_tokens,
     total,
 )
-from jaxinfer.sampling.inputs import MAX_LOGPROBS, LogprobOutputs, SamplingInputs
+from jaxinfer.sampling.inputs import LogprobOutputs, SamplingInputs
 from jaxinfer.sampling.law import Law, scores
+from jaxinfer.sampling.limits import MAX_LOGPROBS
 
 
 def score(logits_PV: jax.Array, target_P: jax.Array, named_ids_PX: jax.Array) -> LogprobOutputs:

@@ -45,3 +45,8 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a row is sampled under a mask that depends on the tokens before."""
+        return any(row.samples and row.seq.constraint is not None for row in self.rows)

@@ -31,19 +31,25 @@ class Scheduler:
     # ---- the life of a sequence
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Queues the sequences of one request.
+        """Queues the sequences of one or more requests: all, or none. Every choice counts with its whole prompt.
 
         Raises:
-            QueueFullError: an admission limit is reached; nothing was queued.
-            RequestError: it has more choices than may ever wait.
+            QueueFullError: an admission limit is reached. A queue without prompt tokens takes any number of them,
+                as the request could never be served otherwise.
+            RequestError: they are more than may ever wait.
         """
         limit, token_limit = self.config.max_waiting_seqs, self.config.max_waiting_tokens
         if limit is not None and len(sequences) > limit:
-            raise RequestError(f"n is {len(sequences)}, but at most {limit} sequences may wait", "n")
+            several = sequences[0].request is not sequences[-1].request
+            asked = f"prompts times n is {len(sequences)}" if several else f"n is {len(sequences)}"
+            raise RequestError(
+                f"{asked}, but at most {limit} sequences may wait", "prompt" if several else "n"
+            )
         if limit is not None and len(self.waiting) + len(sequences) > limit:
             raise QueueFullError(f"{len(self.waiting)} sequences are waiting and the limit is {limit}")
         tokens = self.waiting.num_prompt_tokens
-        if token_limit is not None and tokens and tokens + sequences[0].num_prompt > token_limit:
+        added = sum(seq.num_prompt for seq in sequences)
+        if token_limit is not None and tokens and tokens + added > token_limit:
             raise QueueFullError(f"{tokens} prompt tokens are waiting and the limit is {token_limit}")
         for seq in sequences:
             self.waiting.add(seq)
@@ -200,7 +206,7 @@ class Scheduler:
     def _next_tokens(self, seq: Sequence) -> int:
         """How many tokens of a running sequence the next step may compute; 0 if it must wait for a result."""
         remaining = seq.num_tokens - seq.num_computed
-        if remaining <= 0 or (seq.host_masked and seq.num_in_flight):
+        if remaining <= 0:
             return 0
         generated = len(seq.output_token_ids) + seq.num_in_flight
         if generated >= seq.max_tokens and seq.num_computed >= seq.num_prompt:

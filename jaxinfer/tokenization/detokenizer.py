@@ -93,7 +93,7 @@ class IncrementalDetokenizer:
 
     def append(self, ids: Sequence[int]) -> str:
         """Adds generated tokens. Returns the new text that is final; it may be empty."""
-        return "".join([self._append_one(token_id) for token_id in ids])
+        return "".join([self.append_one(token_id) for token_id in ids])
 
     def finish(self) -> str:
         """Ends the output: bytes of an incomplete character become U+FFFD."""
@@ -114,7 +114,8 @@ class IncrementalDetokenizer:
                 break
         return tail
 
-    def _append_one(self, token_id: int) -> str:
+    def append_one(self, token_id: int) -> str:
+        """As ``append``, for one token."""
         self._token_starts.append(self._length)
         data = self._bytes_of(token_id)
         if not data:

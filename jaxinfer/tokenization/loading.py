@@ -38,6 +38,14 @@ class LoadedTokenizer:
     chat_template: ChatTemplate
 
 
+def load_text(path: Path | None) -> tuple[HFTokenizer | None, ChatTemplate]:
+    """Tokenizer and chat template; without a path no tokenizer, and a template that raises when it is used."""
+    if path is None:
+        return None, ChatTemplate({})
+    loaded = load_tokenizer(path)
+    return loaded.tokenizer, loaded.chat_template
+
+
 def load_tokenizer(path: Path | str) -> LoadedTokenizer:
     """Loads a tokenizer from a GGUF file, or from a directory with tokenizer.json, one GGUF file, or the
     files of a slow tokenizer (which needs transformers to convert them).

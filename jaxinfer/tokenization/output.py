@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxinfer.tokenization.detokenizer import IncrementalDetokenizer
 from jaxinfer.tokenization.stop import StopMatcher
@@ -25,8 +26,7 @@ class TextRules:
     spaces_between_special_tokens: bool = True
 
 
-@dataclass(frozen=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """Attributes:
     text: new text to give out.
     num_tokens: how many tokens of the output, from its start, the text given out so far describes. Give out
@@ -65,6 +65,8 @@ class OutputText:
 
     def push(self, ids: Sequence[int]) -> TextDelta:
         """Adds generated tokens; those behind a stop string are ignored."""
+        if len(ids) == 1 and self._matcher.stop is None:  # nearly always
+            return self._delta(self._push_one(ids[0]), ended=False)
         parts: list[str] = []
         for token_id in ids:
             if self._matcher.stop is not None:
@@ -81,7 +83,7 @@ class OutputText:
 
     def _push_one(self, token_id: int) -> str:
         exempt = len(self._detokenizer.token_starts) < self._rules.min_tokens
-        text = self._detokenizer.append((token_id,))
+        text = self._detokenizer.append_one(token_id)
         return self._matcher.skip(text) if exempt else self._matcher.feed(text).text
 
     def _delta(self, text: str, ended: bool) -> TextDelta:

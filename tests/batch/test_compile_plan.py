@@ -60,7 +60,7 @@ def test_number_of_programs_adds_up():
     plan = _plan(tokens=16, seqs=4)
     backbones, samplers = len(plan.token_buckets), len(plan.row_buckets)
     heads = len({*plan.row_buckets, plan.scored_rows})
-    assert plan.num_programs == backbones + samplers + heads + 3
+    assert plan.num_programs == backbones + samplers + heads + 4
 
 
 def test_packing_views_are_disjoint_and_cover_the_vector():

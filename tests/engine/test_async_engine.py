@@ -40,14 +40,14 @@ def drive(
             await idle(engine)
 
     asyncio.run(main())
-    assert engine._streams == {}
+    assert engine.client.num_requests == 0
     assert_clean(engine.engine)
     return engine
 
 
 async def idle(engine: AsyncEngine) -> None:
     for _ in range(2000):
-        if not engine.engine.core.has_work and engine._commands.empty():
+        if engine.client.loop.idle and not engine.engine.core.has_work:
             return
         await asyncio.sleep(0.001)
     raise AssertionError("the engine is still busy")
@@ -248,7 +248,7 @@ def test_api_08_unread_output_comes_before_the_error():
     async def main() -> None:
         stream = engine.generate(ids([1]), params(50))
         await anext(stream)
-        engine._thread.join(10)
+        engine.client.loop.join(10)
         unread = await anext(stream)
         assert unread.outputs[0].token_ids
         assert not unread.finished
@@ -296,8 +296,8 @@ def test_commands_behind_a_second_stop_are_answered():
     engine = AsyncEngine(simulated(config(), FAST))
 
     async def main() -> None:
-        engine._commands.put(None)
-        engine._commands.put(None)
+        engine.client.loop.stop()
+        engine.client.loop.stop()
         results = await asyncio.gather(
             *(collect(engine, ids([i]), params(2)) for i in range(3)), return_exceptions=True
         )

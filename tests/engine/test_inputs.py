@@ -184,8 +184,8 @@ def test_choices_share_one_request_and_have_their_own_streams():
 
 def test_long_bad_words_make_a_sequence_wait_for_its_history():
     params = SamplingParams(bad_words=["ab"])
-    assert process([1], params, tokenizer=TEXT)[0].host_masked
+    assert process([1], params, tokenizer=TEXT)[0].constraint is not None
     # with its leading space, a word of one letter has two tokens
-    assert process([1], SamplingParams(bad_words=["a"]), tokenizer=TEXT)[0].host_masked
+    assert process([1], SamplingParams(bad_words=["a"]), tokenizer=TEXT)[0].constraint is not None
     literal = ByteTokenizer(literals=(" cat", "cat"))
-    assert not process([1], SamplingParams(bad_words=["cat"]), tokenizer=literal)[0].host_masked
+    assert process([1], SamplingParams(bad_words=["cat"]), tokenizer=literal)[0].constraint is None

@@ -21,8 +21,9 @@ from jaxinfer.config import CacheConfig, CompileConfig, EngineConfig, ModelConfi
 from jaxinfer.engine.build import Engine, ModelSetup, assemble, load_weights, set_up_model
 from jaxinfer.kv_cache.allocate import allocate
 from jaxinfer.models.decoder import kv_specs
+from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.jax_runner import JaxRunner
-from jaxinfer.runner.programs import ModelPrograms
+from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenization.chat import ChatTemplate
 from tests.support.engines import Job, ids, run
@@ -61,8 +62,7 @@ class Loaded:
             self.programs,
             pools,
             plan,
-            vocab_size=model.vocab_size,
-            eos_token_ids=model.eos_token_ids,
+            DeviceSampler(model.vocab_size, plan, model.eos_token_ids),
             hidden_size=model.hidden_size,
             dtype=setup.dtype,
         )
@@ -96,7 +96,9 @@ def loaded() -> Loaded:
     setup = set_up_model(settings(reference))
     # Few shapes: decodes alone, decodes together, and chunks of prompts.
     plan = replace(setup.plan, token_buckets=(1, 4, 64), row_buckets=(4,))
-    programs = ModelPrograms(setup.parts, load_weights(setup), plan, setup.groups)
+    programs = ModelPrograms(
+        setup.parts, load_weights(setup), StepFunctions.make(setup.parts, plan, setup.groups)
+    )
     return Loaded(reference, setup, plan, programs)
 
 

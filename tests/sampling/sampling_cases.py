@@ -7,13 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.sampling.device import sample
-from jaxinfer.sampling.inputs import (
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROB_TOKEN_IDS,
-    SamplerOutputs,
-    SamplerState,
-    SamplingInputs,
-)
+from jaxinfer.sampling.inputs import SamplerOutputs, SamplerState, SamplingInputs
+from jaxinfer.sampling.limits import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS
 
 SLOTS = 32
 """Batch slots of every state, so that tests share compiled programs."""

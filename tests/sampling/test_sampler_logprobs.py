@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sampling_cases import SLOTS, Row, make_inputs, sample_jit
 
-from jaxinfer.sampling.inputs import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
+from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
 from jaxinfer.sampling.logprobs import score
 from jaxinfer.sampling.state import init_state
 

@@ -123,15 +123,14 @@ def test_all_constraints_are_combined() -> None:
     table = SamplingTable(8, VOCAB)
     params = SamplingParams(temperature=0, allowed_token_ids=[1, 2, 3, 4, 257], min_tokens=5, bad_words=["x"])
     table.set(3, params, (0, 0), 10, EOS, bad_words=((1,), (2, 3)))
-    assert table.needs_history(3)
-    mask_X = table.allowed(3, 10, allow_only([0, 1, 2, 3, 257], VOCAB), output_ids=[2])
-    assert mask_X is not None
-    assert np.flatnonzero(unpack(mask_X, VOCAB)).tolist() == [2]
-    assert run(table, [3], [10], masks={0: mask_X}) == [2]
-    assert run(table, [3], [10]) == [2]  # without history: the allowed tokens but the bad one
-    empty_X = table.allowed(3, 10, allow_only([0, 1], VOCAB))
-    assert empty_X is not None
-    assert is_empty(empty_X, VOCAB)
+    for position, allowed in ((10, [2, 3, 4]), (15, [2, 3, 4, 257])):
+        mask_X = table.allowed(3, position)
+        assert mask_X is not None
+        assert np.flatnonzero(unpack(mask_X, VOCAB)).tolist() == allowed
+    assert run(table, [3], [10]) == [2]
+    assert run(table, [3], [10], masks={0: allow_only([4], VOCAB)}) == [
+        4
+    ]  # a mask from outside replaces them
 
 
 def test_a_cleared_slot_is_neutral() -> None:

@@ -62,16 +62,6 @@ def test_a_request_that_only_scores_samples_nothing():
     assert a.num_in_flight == 0
 
 
-def test_masks_from_history_wait_for_the_token_in_flight():
-    s = make()
-    a = add(s, range(4))
-    a.host_masked = True
-    first = s.schedule()
-    assert s.schedule() is None
-    commit(s, first)
-    assert counts(s.schedule()) == {a: 1}
-
-
 def test_nothing_to_do():
     assert make().schedule() is None
 

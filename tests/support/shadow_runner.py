@@ -19,7 +19,7 @@ from jaxinfer.batch.packing import Packing
 from jaxinfer.kv_cache.manager import KVCacheManager
 from jaxinfer.request import Sequence
 from jaxinfer.runner.protocol import LogprobRows, ScoredChunk, StepResult, scored_range
-from jaxinfer.sampling.inputs import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
+from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 
 EMPTY = b"nothing"

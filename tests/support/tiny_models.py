@@ -19,8 +19,9 @@ from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import parse_config
 from jaxinfer.models.segments import SegmentedModel, segmented_model
+from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.jax_runner import JaxRunner
-from jaxinfer.runner.programs import ModelPrograms
+from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.tokenizer import Tokenizer
@@ -111,8 +112,7 @@ class TinyModel:
             self.programs(plan),
             allocate(kv_specs(self.config), groups, device_blocks, plan.block_size, stored, scales or {}),
             plan,
-            vocab_size=self.config.vocab_size,
-            eos_token_ids=self.config.eos_token_ids,
+            DeviceSampler(self.config.vocab_size, plan, self.config.eos_token_ids),
             hidden_size=self.config.hidden_size,
             dtype=jnp.float32,
         )
@@ -132,7 +132,9 @@ class TinyModel:
     def programs(self, plan: CompilePlan) -> ModelPrograms:
         if plan not in self._programs:
             _, groups = group_layers(kv_specs(self.config))
-            self._programs[plan] = ModelPrograms(self.parts, self.params, plan, groups)
+            self._programs[plan] = ModelPrograms(
+                self.parts, self.params, StepFunctions.make(self.parts, plan, groups)
+            )
         return self._programs[plan]
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:

