@@ -133,14 +133,87 @@ class KernelConfig(Scope):
     strict: bool = False
 
 
+class StructuredConfig(Scope):
+    """Grammars.
+
+    Attributes:
+        max_grammar_bytes: longest schema, expression or grammar text.
+        compile_timeout: seconds until a grammar is refused as too complex.
+        jump_ahead: append tokens that the grammar forces without sampling them.
+    """
+
+    max_grammar_bytes: int = Field(default=256 * 1024, ge=1)
+    compile_timeout: float = Field(default=5.0, gt=0)
+    jump_ahead: bool = True
+
+
+class ServerConfig(Scope):
+    """The HTTP server.
+
+    Attributes:
+        engine: where the step loop runs: in a ``process`` of its own, or on a ``thread`` of the server.
+        served_model_names: names that requests may give as ``model``; the first is shown. Absent: derived from the
+            reference.
+        api_keys: bearer tokens that open ``/v1``; empty: no authentication.
+        cors_origins: origins that browsers may call from.
+        max_body_bytes: longer request bodies are a 413.
+        max_prompts, max_choices, max_stop_strings, max_bad_words: limits of one request.
+        max_buffered_tokens: tokens, and log-probabilities of alternatives, that wait for a slow reader before its
+            request is aborted.
+        tool_parser, reasoning_parser: how calls and reasoning are read from the model's text; ``auto`` looks at the
+            chat template.
+        reasoning_field: name of the reasoning text in answers.
+        plain_special_tokens: special-token strings inside messages are plain text.
+        chat_template: file that replaces the model's.
+        vllm_metrics: also export the metrics under their vLLM names.
+        force_include_usage: streams report usage although the request does not ask for it.
+        sse_keep_alive: seconds between comments on a silent stream; absent: none.
+        watchdog: seconds without a finished step, while work waits, until the engine counts as dead.
+        shutdown_timeout: seconds that requests in flight get after SIGTERM.
+        retry_after: seconds told to clients that are refused for overload.
+        profile_directory: where profiles go; absent: the profiler endpoints are off.
+        dashboard: serve ``/dashboard``.
+        otlp_endpoint: where spans go (extra ``otel``); absent: no tracing.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    engine: Literal["process", "thread"] = "process"
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: Bytes = Field(default=32 * 1024 * 1024, gt=0)
+    max_prompts: int = Field(default=1024, ge=1)
+    max_choices: int = Field(default=128, ge=1)
+    max_stop_strings: int = Field(default=16, ge=1)
+    max_bad_words: int = Field(default=128, ge=1)
+    max_buffered_tokens: int = Field(default=4096, ge=1)
+    tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "deepseek", "json"] = "auto"
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
+    plain_special_tokens: bool = False
+    chat_template: str | None = None
+    vllm_metrics: bool = False
+    force_include_usage: bool = False
+    sse_keep_alive: float | None = Field(default=None, gt=0)
+    watchdog: float = Field(default=120.0, gt=0)
+    shutdown_timeout: float = Field(default=30.0, ge=0)
+    retry_after: int = Field(default=1, ge=1)
+    profile_directory: str | None = None
+    dashboard: bool = True
+    otlp_endpoint: str | None = None
+
+
 class EngineConfig(Scope):
-    """Everything an engine is built from."""
+    """Everything an engine, and the server around it, is built from."""
 
     model: ModelConfig
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     compile: CompileConfig = CompileConfig()
     kernel: KernelConfig = KernelConfig()
+    structured: StructuredConfig = StructuredConfig()
+    server: ServerConfig = ServerConfig()
 
     @classmethod
     def load(

@@ -1,7 +1,7 @@
 """Blocks of one KV group: reference counts and the queue of free blocks."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 
 class BlockPool:
@@ -9,9 +9,12 @@ class BlockPool:
 
     A block with no references is free. Free blocks form a queue, least recently used first; a free block may still
     hold cached content until it is handed out again.
+
+    Args:
+        cached: blocks that hold cached content, as the prefix cache sees it at any time.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, cached: Container[int] = ()) -> None:
         if num_blocks < 2:
             raise ValueError(
                 f"a block pool needs at least 2 blocks (one is reserved for padding), got {num_blocks}"
@@ -19,6 +22,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._cached = cached
+        self._num_cached_free = 0
 
     @property
     def num_usable(self) -> int:
@@ -27,6 +32,11 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_cached_free(self) -> int:
+        """Free blocks that hold cached content."""
+        return self._num_cached_free
 
     def is_free(self, block: int) -> bool:
         return block in self._free
@@ -43,6 +53,7 @@ class BlockPool:
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
+            self._num_cached_free -= block in self._cached
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -51,6 +62,7 @@ class BlockPool:
             if block:
                 if self._references[block] == 0:
                     del self._free[block]
+                    self._num_cached_free -= block in self._cached
                 self._references[block] += 1
 
     def release(self, blocks: Iterable[int], reuse_first: bool = False) -> None:
@@ -66,8 +78,13 @@ class BlockPool:
                 self._references[block] -= 1
                 if self._references[block] == 0:
                     self._free[block] = None
+                    self._num_cached_free += block in self._cached
                     if reuse_first:
                         self._free.move_to_end(block, last=False)
+
+    def content_forgotten(self, block: int) -> None:
+        """To be called when a block that was not handed out is about to lose its cached content."""
+        self._num_cached_free -= block in self._free and block in self._cached
 
     def free_order(self) -> tuple[int, ...]:
         """The free queue, next block to hand out first."""
@@ -88,3 +105,5 @@ class BlockPool:
         assert self._references[0] == 0, "block 0 was handed out"
         expected = {b for b in range(1, self.num_blocks) if not counted[b]}
         assert set(self._free) == expected, "the free queue differs from the blocks without references"
+        cached = sum(block in self._cached for block in self._free)
+        assert cached == self._num_cached_free, "the count of free cached blocks is off"

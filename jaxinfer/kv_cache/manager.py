@@ -53,8 +53,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.windows = windows
         self.prefix_caching = prefix_caching
-        self.pools = tuple(BlockPool(n) for n in num_blocks)
         self.cache = PrefixCache(len(windows))
+        self.pools = tuple(BlockPool(n, self.cache.blocks(group)) for group, n in enumerate(num_blocks))
 
     # ---- questions
 
@@ -79,6 +79,11 @@ class KVCacheManager:
         """Share of the blocks that sequences hold; blocks that are only cached count as free."""
         total = sum(pool.num_usable for pool in self.pools)
         return 1.0 - sum(pool.num_free for pool in self.pools) / total
+
+    @property
+    def num_cached_free(self) -> int:
+        """Blocks that no sequence holds, but that can still be hit."""
+        return sum(pool.num_cached_free for pool in self.pools)
 
     def find(self, seq: Sequence) -> PrefixHit:
         """Looks up the longest cached prefix of a sequence, at token granularity; at least one token is left over.
@@ -203,11 +208,18 @@ class KVCacheManager:
         for index in range(known // self.block_size):
             node = self.cache.get(self._digest(seq, index))
             for group, block in enumerate(node.blocks if node is not None else ()):
+                self.pools[group].content_forgotten(block)
                 self.cache.evict(group, block)
 
-    def reset_prefix_cache(self) -> None:
-        """Forgets all cached content. Blocks in use stay with their sequences."""
+    def reset_prefix_cache(self) -> int:
+        """Forgets all cached content; returns how many free blocks lost it. Blocks in use stay with their sequences."""
+        count = self.num_cached_free
+        for group, pool in enumerate(self.pools):
+            for block in pool.free_order():
+                pool.content_forgotten(block)
+                self.cache.evict(group, block)
         self.cache.clear()
+        return count
 
     def check_integrity(self, live: Iterable[Sequence]) -> None:
         """Asserts that pools, tables and prefix cache agree, given every sequence that holds blocks."""

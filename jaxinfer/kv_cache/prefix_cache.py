@@ -1,5 +1,6 @@
 """Content of cached blocks: which full blocks hold which tokens, over all KV groups."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _MAX_CANDIDATES = 16
@@ -34,6 +35,10 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def blocks(self, group: int) -> Collection[int]:
+        """The blocks of a group that hold content; stays up to date."""
+        return self._owner[group].keys()
 
     def get(self, digest: bytes) -> CachedBlock | None:
         return self._nodes.get(digest)

@@ -1,10 +1,36 @@
 """Counters of an engine: one bookkeeping for every way in which requests run and end."""
 
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
+from jaxinfer.observability.snapshot import MAX_STEP_RECORDS, STEP_TOKENS, StepRecord
 from jaxinfer.request import FinishReason, Sequence
 from jaxinfer.scheduler.plan import StepPlan
+
+
+class StepTiming(NamedTuple):
+    """A dispatched step, until its record is complete.
+
+    Attributes:
+        started, dispatched: ``time.monotonic``.
+    """
+
+    started: float
+    dispatched: float
+    prefill_tokens: int
+    decode_tokens: int
+    padded_tokens: int
+    sequences: int
+    preempted: int
+
+    @classmethod
+    def of(cls, plan: StepPlan, token_bucket: int, started: float, dispatched: float) -> Self:
+        tokens = plan.num_tokens
+        decodes = sum(row.num_outputs > 0 and row.num_tokens == 1 for row in plan.rows)
+        padded = token_bucket - tokens
+        return cls(started, dispatched, tokens - decodes, decodes, padded, len(plan.rows), plan.preempted)
 
 
 @dataclass
@@ -12,37 +38,80 @@ class EngineStats:
     """Totals since start; none of them ever falls.
 
     Attributes:
-        steps: dispatched steps.
+        steps: dispatched steps; ``steps_committed`` of them are done.
         computed_tokens: tokens computed, recomputation after preemption included.
         padded_tokens: padding computed with them.
         preemptions: sequences that lost their blocks.
-        prefix_hit_tokens, prompt_tokens: of first admissions and of admitted requests.
+        prompt_tokens: of admitted requests.
+        prefix_query_tokens, prefix_hit_tokens: prompt tokens of first admissions that looked in the prefix cache, and
+            those that it held. Siblings of the first choice share its prompt and do not count.
+        generated_tokens: tokens sampled or forced, stop tokens included.
+        requests_admitted, requests_rejected: requests queued, and refused for a full queue.
+        requests_finished: requests by the finish reason of the choice that ended last.
         finished_by_reason: sequences ended, by finish reason.
-        generated_tokens: of ended sequences.
+        host_seconds, device_seconds: of committed steps, as in ``StepRecord``.
+        steps_by_tokens: dispatched steps, as in ``EngineSnapshot``.
+        records: the newest steps.
     """
 
     steps: int = 0
+    steps_committed: int = 0
     computed_tokens: int = 0
     padded_tokens: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0
+    prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     generated_tokens: int = 0
+    requests_admitted: int = 0
+    requests_rejected: int = 0
+    requests_finished: Counter[FinishReason] = field(default_factory=Counter)
     finished_by_reason: Counter[FinishReason] = field(default_factory=Counter)
+    host_seconds: float = 0.0
+    device_seconds: float = 0.0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
+    records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEP_RECORDS))
+    _device_free_at: float = 0.0
 
     def admitted(self, num_prompt: int) -> None:
+        self.requests_admitted += 1
         self.prompt_tokens += num_prompt
+
+    def scheduled_first(self, seq: Sequence) -> None:
+        if seq.index == 0 and not seq.request.params.skip_reading_prefix_cache:
+            self.prefix_query_tokens += seq.num_prompt
+            self.prefix_hit_tokens += max(seq.num_cached, 0)
 
     def dispatched(self, plan: StepPlan, token_bucket: int) -> None:
         self.steps += 1
         tokens = plan.num_tokens
         self.computed_tokens += tokens
+        self.steps_by_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
         self.padded_tokens += token_bucket - tokens
         self.preemptions += plan.preempted
 
-    def finished(self, seq: Sequence) -> None:
-        assert seq.finish_reason is not None
-        self.finished_by_reason[seq.finish_reason] += 1
-        self.generated_tokens += len(seq.output_token_ids)
-        if seq.index == 0:
-            self.prefix_hit_tokens += max(seq.num_cached, 0)
+    def committed(self, timing: StepTiming, ready: float, done: float) -> None:
+        """Completes a step whose results were there at ``ready`` and were worked off at ``done``.
+
+        A device runs one step after the other: it starts a step when it is dispatched or when the one before it is
+        done, whichever is later.
+        """
+        device = ready - max(timing.dispatched, self._device_free_at)
+        host = timing.dispatched - timing.started + done - ready
+        self._device_free_at = ready
+        self.records.append(
+            StepRecord(
+                index=self.steps_committed,
+                start=timing.started,
+                host_seconds=host,
+                device_seconds=device,
+                prefill_tokens=timing.prefill_tokens,
+                decode_tokens=timing.decode_tokens,
+                padded_tokens=timing.padded_tokens,
+                sequences=timing.sequences,
+                preempted=timing.preempted,
+            )
+        )
+        self.steps_committed += 1
+        self.host_seconds += host
+        self.device_seconds += device

@@ -1,0 +1,82 @@
+"""What an engine tells about itself: counters, gauges and the newest steps, as plain data."""
+
+from dataclasses import dataclass, field
+
+MAX_STEP_RECORDS = 256
+"""Newest steps that are kept."""
+
+
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Bounds of the histogram of tokens per step."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One committed step, for timelines.
+
+    Attributes:
+        index: number of the step since start.
+        start: seconds on the clock of ``time.monotonic`` when it was planned.
+        host_seconds: schedule, build, dispatch and commit.
+        device_seconds: from dispatch to results, as far as the host can see.
+        prefill_tokens, decode_tokens, padded_tokens: tokens of the step by kind.
+        sequences: rows of the step.
+        preempted: sequences that lost their blocks.
+    """
+
+    index: int
+    start: float
+    host_seconds: float
+    device_seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    padded_tokens: int
+    sequences: int
+    preempted: int
+
+
+@dataclass(frozen=True)
+class EngineSnapshot:
+    """Counters never fall. Gauges are true when the snapshot is taken.
+
+    Attributes:
+        running, waiting: sequences.
+        waiting_tokens: prompt tokens of waiting sequences.
+        num_blocks, used_blocks, cached_blocks: usable blocks, those held by sequences, and those that are free but
+            hold a cached prefix; over all KV groups.
+        prefix_query_tokens, prefix_hit_tokens: prompt tokens of first admissions that looked in the prefix cache, and
+            those found.
+        requests_admitted: requests; ``requests_finished`` counts each once, by finish reason of its last choice.
+        admission_rejections: requests refused for a full queue.
+        step_host_seconds, step_device_seconds: totals.
+        compilations: programs compiled after warm-up.
+        steps_by_tokens: dispatched steps by their number of tokens: at most the bound in ``STEP_TOKENS``, and above the
+            one before it; last those above all bounds.
+        steps: newest records, oldest first.
+        block_owners: one entry per block of the first KV group for the pool map: 0 free, 1 cached only, 2 held by one
+            sequence, 3 shared. Empty unless asked for.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    num_blocks: int = 0
+    used_blocks: int = 0
+    cached_blocks: int = 0
+    steps_total: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    padded_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    requests_admitted: int = 0
+    requests_finished: dict[str, int] = field(default_factory=dict)
+    admission_rejections: int = 0
+    step_host_seconds: float = 0.0
+    step_device_seconds: float = 0.0
+    compilations: int = 0
+    steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
+    steps: tuple[StepRecord, ...] = ()
+    block_owners: tuple[int, ...] = ()

@@ -1,0 +1,217 @@
+"""Prometheus metrics: the engine's numbers as they are when somebody scrapes, and what calls went through.
+
+Counters of requests and tokens come from the engine alone, which has one bookkeeping for every way to finish, so they
+cannot differ from what it did. Latencies are what a client sees: from the arrival of its call to the tokens that are
+taken for it. They are observed through ``CallObserver``, for every call that was admitted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.client import EngineClient, EngineDeadError
+from jaxinfer.observability.snapshot import STEP_TOKENS, EngineSnapshot
+from serve.call_metrics import CallMetrics, CallTimes, Histogram, add_buckets
+from serve.observers import Call
+
+PREFIX, VLLM_PREFIX = "jaxinfer:", "vllm:"
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+"""Value of the label ``engine``: there is one."""
+
+_HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+
+_NOT_IN_VLLM = frozenset(
+    (
+        "num_requests_waiting_tokens",
+        "steps",
+        "step_host_seconds",
+        "step_device_seconds",
+        "compilations",
+        "computed_tokens",
+        "padded_tokens",
+        "requests_admitted",
+        "request_aborts",
+        "request_errors",
+        "engine_healthy",
+    )
+)
+
+
+class ServerMetrics(Collector):
+    """Everything behind ``/metrics``, in a registry of its own; see ``serve.context.Metrics``.
+
+    Args:
+        model: value of the label ``model_name``.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, client: EngineClient, config: EngineConfig, model: str) -> None:
+        self._client = client
+        self._config = config
+        self._labels = (model, ENGINE)
+        self._prefixes = (PREFIX, VLLM_PREFIX) if config.server.vllm_metrics else (PREFIX,)
+        self._calls = CallMetrics(client.limits.max_model_len)
+        self._answers: Counter[tuple[str, str, str]] = Counter()
+        self._answer_times: dict[tuple[str, str], Histogram] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def started(self, call: Call) -> CallTimes:
+        return CallTimes(self._calls, call)
+
+    def http_answer(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._answers[method, route, str(status)] += 1
+        times = self._answer_times.get((method, route))
+        if times is None:
+            times = self._answer_times[method, route] = Histogram(_HTTP)
+        times.observe(seconds)
+
+    def expose(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: names are not known before the first scrape."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._client.snapshot()
+        for prefix in self._prefixes:
+            for family in self._families(snapshot, prefix):
+                if prefix == PREFIX or family.name.removeprefix(prefix) not in _NOT_IN_VLLM:
+                    yield family
+        yield from self._http()
+
+    def _families(self, snapshot: EngineSnapshot, prefix: str) -> Iterator[Metric]:
+        yield from self._gauges(snapshot, prefix)
+        yield from self._counters(snapshot, prefix)
+        steps = HistogramMetricFamily(f"{prefix}iteration_tokens_total", "Tokens of a step.", labels=LABELS)
+        add_buckets(steps, self._labels, STEP_TOKENS, snapshot.steps_by_tokens, snapshot.computed_tokens)
+        yield steps
+        for name, histogram in self._calls.by_name.items():
+            family = HistogramMetricFamily(prefix + name, _HELP[name], labels=LABELS)
+            histogram.fill(family, self._labels)
+            yield family
+
+    def _gauges(self, snapshot: EngineSnapshot, prefix: str) -> Iterator[Metric]:
+        values = {
+            "num_requests_running": snapshot.running,
+            "num_requests_waiting": snapshot.waiting,
+            "num_requests_waiting_tokens": snapshot.waiting_tokens,
+            "kv_cache_usage_perc": snapshot.used_blocks / max(snapshot.num_blocks, 1),
+            "engine_healthy": self._healthy(),
+        }
+        for name, value in values.items():
+            family = GaugeMetricFamily(prefix + name, _HELP[name], labels=LABELS)
+            family.add_metric(self._labels, value)
+            yield family
+        facts = {
+            "block_size": str(self._config.cache.block_size),
+            "num_gpu_blocks": str(snapshot.num_blocks),
+            "cache_dtype": self._config.cache.dtype,
+            "enable_prefix_caching": str(self._config.cache.prefix_caching),
+        }
+        info = GaugeMetricFamily(
+            f"{prefix}cache_config_info", _HELP["cache_config_info"], labels=(*LABELS, *facts)
+        )
+        info.add_metric((*self._labels, *facts.values()), 1)
+        yield info
+
+    def _counters(self, snapshot: EngineSnapshot, prefix: str) -> Iterator[Metric]:
+        finished = snapshot.requests_finished
+        values = {
+            "prefix_cache_queries": snapshot.prefix_query_tokens,
+            "prefix_cache_hits": snapshot.prefix_hit_tokens,
+            "num_preemptions": snapshot.preemptions,
+            "prompt_tokens": snapshot.prompt_tokens,
+            "generation_tokens": snapshot.generated_tokens,
+            "computed_tokens": snapshot.computed_tokens,
+            "padded_tokens": snapshot.padded_tokens,
+            "requests_admitted": snapshot.requests_admitted,
+            "admission_rejections": snapshot.admission_rejections,
+            "request_aborts": finished.get("abort", 0),
+            "request_errors": finished.get("error", 0),
+            "steps": snapshot.steps_total,
+            "step_host_seconds": snapshot.step_host_seconds,
+            "step_device_seconds": snapshot.step_device_seconds,
+            "compilations": snapshot.compilations,
+        }
+        for name, value in values.items():
+            family = CounterMetricFamily(prefix + name, _HELP[name], labels=LABELS)
+            family.add_metric(self._labels, value)
+            yield family
+        success = CounterMetricFamily(
+            f"{prefix}request_success", _HELP["request_success"], labels=(*LABELS, "finished_reason")
+        )
+        for reason in _FINISH_REASONS:
+            success.add_metric((*self._labels, reason), finished.get(reason, 0))
+        yield success
+
+    def _http(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            f"{PREFIX}http_requests", "HTTP calls answered.", labels=("method", "route", "status")
+        )
+        for key, count in self._answers.items():
+            answers.add_metric(key, count)
+        yield answers
+        times = HistogramMetricFamily(
+            f"{PREFIX}http_request_duration_seconds",
+            "Seconds from an HTTP call to the end of its answer.",
+            labels=("method", "route"),
+        )
+        for route, histogram in self._answer_times.items():
+            histogram.fill(times, route)
+        yield times
+
+    def _healthy(self) -> int:
+        try:
+            self._client.check_health()
+        except EngineDeadError:
+            return 0
+        return 1
+
+
+_HELP = {
+    "num_requests_running": "Sequences that run.",
+    "num_requests_waiting": "Sequences that wait.",
+    "num_requests_waiting_tokens": "Prompt tokens of sequences that wait.",
+    "kv_cache_usage_perc": "Share of the KV blocks that sequences hold, 0 to 1; blocks that are only cached are free.",
+    "engine_healthy": "1 while the engine works.",
+    "cache_config_info": "The KV cache's configuration.",
+    "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens that the prefix cache had.",
+    "num_preemptions": "Sequences that lost their blocks and were computed again.",
+    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "generation_tokens": "Tokens generated.",
+    "computed_tokens": "Tokens computed, prompts and recomputation included.",
+    "padded_tokens": "Padding computed with them.",
+    "requests_admitted": "Requests queued; each is counted once in request_success when it ends.",
+    "admission_rejections": "Requests refused because the queue was full.",
+    "request_aborts": "Requests that ended because the client left, or the server stopped.",
+    "request_errors": "Requests that failed.",
+    "request_success": "Requests ended, by the finish reason of the choice that ended last.",
+    "steps": "Steps of the engine.",
+    "step_host_seconds": "Time of the host in steps: schedule, build, dispatch, commit.",
+    "step_device_seconds": "Time of the device in steps, as far as the host can see.",
+    "compilations": "Programs compiled after warm-up; there should be none.",
+    "time_to_first_token_seconds": "From the arrival of a call to the first token of a request.",
+    "inter_token_latency_seconds": "Between two tokens of a choice.",
+    "request_time_per_output_token_seconds": "Mean time per token of a choice after its first one.",
+    "e2e_request_latency_seconds": "From the arrival of a call to the end of a request.",
+    "request_queue_time_seconds": "From the admission of a request to its first step.",
+    "request_inference_time_seconds": "From the first step of a request to its end.",
+    "request_prefill_time_seconds": "From the first step of a request to its first token.",
+    "request_decode_time_seconds": "From the first token of a request to its end.",
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Output tokens of a request, of all its choices.",
+    "request_params_n": "Choices that requests ask for.",
+    "request_params_max_tokens": "max_tokens of requests that give it.",
+}
