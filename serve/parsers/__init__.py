@@ -1,0 +1,1 @@
+"""Streaming parsers of model output: reasoning, content, tool calls."""
