@@ -41,10 +41,14 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1"},
+            env=environment(engine, python),
         )
         worker = cls(label, process)
-        worker._read()
+        try:
+            worker._read()
+        except RuntimeError:
+            process.kill()
+            raise
         process.send_signal(signal.SIGSTOP)
         return worker
 
@@ -71,6 +75,20 @@ class Worker:
         return json.loads(line)
 
 
+def environment(engine: str, python: str) -> dict[str, str]:
+    """Variables of a worker; vLLM gets what its CPU installation page asks for."""
+    variables = {**os.environ, "PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1"}
+    if engine == "vllm":
+        openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
+        variables |= {
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        variables |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+    return variables
+
+
 def hugging_face_copy(directory: Path, dtype: str) -> str:
     """The default model as a Hugging Face directory, for engines that do not read GGUF."""
     import ml_dtypes
@@ -92,17 +110,15 @@ def hugging_face_copy(directory: Path, dtype: str) -> str:
     return str(target)
 
 
-def start_workers(arguments: argparse.Namespace, directory: Path) -> list[Worker]:
-    workers = []
+def start_workers(workers: list[Worker], arguments: argparse.Namespace, directory: Path) -> None:
+    """Appends to ``workers`` one by one, so that they can be stopped if a later one does not start."""
     for dtype in arguments.dtypes:
         copy = hugging_face_copy(directory, dtype)
         workers.append(Worker.start(f"jaxinfer {dtype}", sys.executable, "jaxinfer", MODEL, dtype))
-        workers += [
-            Worker.start(f"{peer} {dtype}", sys.executable, peer, copy, dtype) for peer in arguments.peers
-        ]
+        for peer in arguments.peers:
+            workers.append(Worker.start(f"{peer} {dtype}", sys.executable, peer, copy, dtype))  # noqa: PERF401
         if arguments.vllm_python:
             workers.append(Worker.start(f"vllm {dtype}", arguments.vllm_python, "vllm", copy, dtype))
-    return workers
 
 
 def run(workers: list[Worker], names: list[str], repetitions: int) -> dict[str, dict[str, list[float]]]:
@@ -167,8 +183,9 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=HERE.parent / "docs" / "images" / "offline.png")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        workers = start_workers(arguments, Path(directory))
+        workers: list[Worker] = []
         try:
+            start_workers(workers, arguments, Path(directory))
             rates = run(workers, arguments.workloads, arguments.repetitions)
         finally:
             for worker in workers:

@@ -4,6 +4,7 @@ usage: offline_worker.py ENGINE MODEL DTYPE       (ENGINE: jaxinfer, transformer
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -82,7 +83,13 @@ def vllm_engine(model: str, dtype: str) -> Run:
     import vllm
 
     llm = vllm.LLM(
-        model=model, dtype=dtype, max_model_len=2048, max_num_seqs=64, enable_prefix_caching=False, seed=0
+        model=model,
+        dtype=dtype,
+        max_model_len=2048,
+        max_num_seqs=64,
+        enable_prefix_caching=False,
+        seed=0,
+        skip_tokenizer_init=True,
     )
 
     def run(jobs: list[Job]) -> None:
@@ -113,8 +120,9 @@ def check(lengths: list[int], jobs: list[Job]) -> None:
 
 def main() -> None:
     engine, model, dtype = sys.argv[1:4]
-    # Engines print; the answers go to what was stdout, everything else to stderr.
-    answers, sys.stdout = sys.stdout, sys.stderr
+    # Engines and their child processes print; the answers go to what was stdout, everything else to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     start = time.perf_counter()
     run = ENGINES[engine](model, dtype)
     print(json.dumps({"ready": time.perf_counter() - start}), file=answers, flush=True)
