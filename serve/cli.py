@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -17,12 +16,15 @@ from jaxinfer.checkpoints.errors import CheckpointError
 from jaxinfer.config import ConfigError, EngineConfig
 from jaxinfer.outputs import Logprob
 from jaxinfer.request import RequestError
+from serve.bench.cli import bench
+from serve.overrides import parse_overrides
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="LLM inference on JAX. Any configuration value can be overridden: --cache.num-blocks 512.",
 )
+app.add_typer(bench, name="bench")
 stderr = Console(stderr=True)
 
 DEFAULT_CONFIG = "configs/smollm2-135m.yaml"
@@ -110,6 +112,32 @@ def chat(
     asyncio.run(talk(_load(config, context.args, verbose), params, system))
 
 
+@app.command(name="serve", context_settings=OVERRIDES)
+def serve_command(
+    context: typer.Context,
+    config: Annotated[str | None, typer.Option("--config", help="YAML file.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model reference.")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="0: any free one.")] = None,
+    shutdown_timeout: Annotated[
+        float | None, typer.Option("--shutdown-timeout", help="Seconds that requests get after SIGTERM.")
+    ] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve a model over HTTP with OpenAI's API, until SIGTERM or Ctrl-C."""
+    given = {
+        "model.reference": model if config is not None else None,
+        "server.host": host,
+        "server.port": port,
+        "server.shutdown_timeout": shutdown_timeout,
+    }
+    overrides = {key: value for key, value in given.items() if value is not None}
+    settings = _load(config or model or DEFAULT_CONFIG, context.args, verbose, overrides=overrides)
+    from serve.run import serve
+
+    sys.exit(serve(settings))
+
+
 @app.command(context_settings=OVERRIDES)
 def plan(
     context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, verbose: VerboseOption = False
@@ -156,27 +184,15 @@ def as_json_value(value: Any) -> Any:
 
 
 def _load(
-    config: str, extra: list[str], verbose: bool, defaults: dict[str, Any] | None = None
+    config: str,
+    extra: list[str],
+    verbose: bool,
+    defaults: dict[str, Any] | None = None,
+    overrides: dict[str, Any] | None = None,
 ) -> EngineConfig:
-    """Reads the configuration; ``defaults`` are this command's, and weaker than what the user sets."""
+    """Reads the configuration; ``defaults`` are this command's, and weaker than what the user sets. ``overrides`` come
+    from options that have a short name."""
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr, format="%(message)s"
     )
-    return EngineConfig.load(config, parse_overrides(extra), defaults)
-
-
-def parse_overrides(arguments: list[str]) -> dict[str, Any]:
-    """Configuration values from ``--scope.key value`` or ``--scope.key=value``; values are YAML scalars.
-
-    Raises:
-        ConfigError: an argument has another form.
-    """
-    values: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        if not name.startswith("--") or "." not in name or (not equals and not rest):
-            raise ConfigError(f"argument {name!r} is not known; overrides look like --cache.num-blocks 512")
-        text = value if equals else rest.pop(0)
-        values[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(text)
-    return values
+    return EngineConfig.load(config, {**parse_overrides(extra), **(overrides or {})}, defaults)
