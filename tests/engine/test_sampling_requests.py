@@ -283,4 +283,4 @@ def test_all_tokens_banned_by_history_is_an_error_with_a_message():
     (output,) = run(engine, [Job(ids([1]), params)])
     assert output.outputs[0].token_ids == [65]
     assert output.outputs[0].finish_reason == "error"
-    assert "no token is allowed next" in str(output.error)
+    assert "banned" in str(output.error)

@@ -94,11 +94,11 @@ def test_dashboard_can_be_switched_off():
 @pytest.mark.parametrize("where", ["process", "thread"])
 def test_a_real_server_keeps_history_and_tells_steps_and_blocks(tmp_path, where):
     """``jaxinfer serve`` samples from its start on; the engine's process sends steps and the pool map."""
-    with serve_process(tiny_checkpoint.write(tmp_path / "tiny"), server__engine=where) as server:
+    with serve_process(tiny_checkpoint.write(tmp_path / "tiny"), {"server.engine": where}) as server:
         time.sleep(2.2)
         assert len(server.get("/dashboard/data").json()["samples"]) >= 2
         stream = EventReader(server, max_tokens=2000)
-        stream.wait_for(20)
+        stream.wait_for(800)  # the map of the blocks is drawn once a second
         while_running = server.get("/dashboard/data").json()
         assert while_running["blocks"]["counts"][HELD] > 0
         assert sum(while_running["blocks"]["counts"]) == while_running["facts"]["num_blocks"] == 2047
