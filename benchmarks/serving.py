@@ -199,7 +199,7 @@ def main() -> None:
     record = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": platform.processor() or platform.machine(),
-        "setup": asdict(setup),
+        "setup": {**asdict(setup), "config": Path(setup.config).name},
         "loads": results,
         "gaps": {name: [asdict(g) for g in rounds] for name, rounds in gaps.items()},
     }

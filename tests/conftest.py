@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.matrix import render
 
+PROPERTY = "features"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -27,23 +29,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Recorder:
-    """Notes which tests with a ``feature`` marker passed."""
+    """Notes which tests with a ``feature`` marker passed, in this process or in one that reports to it."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._features: dict[str, tuple[str, ...]] = {}
-        self._passed: set[str] = set()
+        self._passed: dict[str, tuple[str, ...]] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             names = {name for mark in item.iter_markers("feature") for name in mark.args}
             if names:
-                self._features[item.nodeid] = tuple(sorted(names))
+                item.user_properties.append((PROPERTY, tuple(sorted(names))))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed and report.nodeid in self._features:
-            self._passed.add(report.nodeid)
+        if report.when == "call" and report.passed:
+            for name, features in report.user_properties:
+                if name == PROPERTY:
+                    self._passed[report.nodeid] = tuple(features)  # type: ignore[arg-type]
 
     def pytest_sessionfinish(self) -> None:
-        if self._path is not None:
-            self._path.write_text(render([self._features[nodeid] for nodeid in sorted(self._passed)]))
+        if self._path is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+            self._path.write_text(render([self._passed[nodeid] for nodeid in sorted(self._passed)]))
