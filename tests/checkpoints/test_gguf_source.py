@@ -50,14 +50,14 @@ def test_plain_types_are_read_as_stored(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_quantized_types(tmp_path, kind):
-    raw = random_blocks(Type[kind], rows=300, width=512)
+    raw = random_blocks(Type[kind], rows=1200, width=512)
     expected = quants.dequantize(raw, Type[kind])
     assert np.isfinite(expected).all()
     assert np.unique(expected).size > 10
     path = write_gguf(tmp_path / "x.gguf", "llama", HEADS, {"blk.0.ffn_up.weight": (raw, Type[kind])})
     source = GGUFSource(path)
     info = source.info(UP)
-    assert (info.shape, info.dtype, info.stored, info.quantized) == ((300, 512), np.dtype("f4"), kind, True)
+    assert (info.shape, info.dtype, info.stored, info.quantized) == ((1200, 512), np.dtype("f4"), kind, True)
     np.testing.assert_array_equal(source.read(UP), expected)
     blocks = list(source.chunks(UP))
     assert len(blocks) > 1
