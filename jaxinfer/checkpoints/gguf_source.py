@@ -24,9 +24,8 @@ _PLAIN: dict[int, np.dtype[Any]] = {
     _T.BF16: np.dtype(ml_dtypes.bfloat16),
 }
 _QUANTIZED = (_T.Q4_0, _T.Q4_1, _T.Q5_0, _T.Q5_1, _T.Q8_0, _T.Q4_K, _T.Q5_K, _T.Q6_K)
-_BLOCK_ELEMENTS = (
-    1 << 18
-)  # small enough for the cache, large enough that readers rarely ask for the interpreter lock
+# Small enough for the cache; large enough that readers rarely ask for the interpreter lock.
+_BLOCK_ELEMENTS = 1 << 18
 _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
