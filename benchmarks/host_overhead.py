@@ -20,7 +20,7 @@ from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.config import CacheConfig, CompileConfig, EngineConfig, ModelConfig, SchedulerConfig
 from jaxinfer.engine.build import Engine, assemble
-from jaxinfer.runner.protocol import StepHandle
+from jaxinfer.runner.protocol import BegunStep, StepHandle
 from jaxinfer.runner.simulated import CostModel, SimulatedRunner
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduler.plan import StepPlan
@@ -57,6 +57,10 @@ class TimedRunner:
     def dispatch(self, plan: StepPlan, arrays: StepArrays) -> StepHandle:
         self.dispatched_at = time.thread_time()
         return self._inner.dispatch(plan, arrays)
+
+    def begin(self, plan: StepPlan, arrays: StepArrays) -> BegunStep:
+        self.dispatched_at = time.thread_time()
+        return self._inner.begin(plan, arrays)
 
 
 def make_engine(num_seqs: int, runner: TimedRunner) -> Engine:

@@ -43,8 +43,8 @@ def smollm2_compiler() -> tuple[GrammarCompiler, int]:
 def test_the_median_mask_takes_less_than_100_us(
     smollm2_compiler: tuple[GrammarCompiler, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Mask and acceptance of one token, over random answers to every schema. The target is a median of 100 us on a
-    quiet machine; the guard leaves a busy one three times as much."""
+    """Mask and acceptance of one token, over random answers to every schema. It is the median that counts,
+    since a busy machine delays single tokens."""
     compiler, vocab = smollm2_compiler
     rng = np.random.default_rng(0)
     masks, compilations = [], []
@@ -70,4 +70,4 @@ def test_the_median_mask_takes_less_than_100_us(
             f"\nmask and acceptance of {len(times)} tokens: median {np.median(times):.0f} us, 99 % below "
             f"{np.percentile(times, 99):.0f} us; compilation: median {np.median(compilations) * 1e3:.1f} ms"
         )
-    assert np.median(times) < 300
+    assert np.median(times) < 100
