@@ -42,29 +42,30 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment(engine, python),
+            start_new_session=True,  # a group of its own: signals reach the engine's child processes too
         )
         worker = cls(label, process)
         try:
             worker._read()
         except RuntimeError:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             raise
-        process.send_signal(signal.SIGSTOP)
+        os.killpg(process.pid, signal.SIGSTOP)
         return worker
 
     def measure(self, name: str, seed: int) -> float | str:
         """Tokens per second, or what went wrong."""
         assert self.process.stdin is not None
-        self.process.send_signal(signal.SIGCONT)
+        os.killpg(self.process.pid, signal.SIGCONT)
         self.process.stdin.write(json.dumps({"workload": name, "seed": seed}) + "\n")
         self.process.stdin.flush()
         answer = self._read()
-        self.process.send_signal(signal.SIGSTOP)
+        os.killpg(self.process.pid, signal.SIGSTOP)
         return workload(name, seed).tokens / answer["seconds"] if "seconds" in answer else answer["error"]
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.send_signal(signal.SIGCONT)
+        os.killpg(self.process.pid, signal.SIGTERM)
+        os.killpg(self.process.pid, signal.SIGCONT)
         self.process.wait()
 
     def _read(self) -> dict:
