@@ -58,21 +58,29 @@ async def collect(engine: AsyncEngine, *args, **kwargs) -> list[RequestOutput]:
 
 
 class FailingRunner:
-    """Works for some steps, then raises."""
+    """Works for some steps, then raises.
 
-    def __init__(self, steps: int) -> None:
+    Args:
+        halfway: what the second half of the steps waits for.
+    """
+
+    def __init__(self, steps: int, halfway: threading.Event | None) -> None:
         self._inner: Runner = SimulatedRunner(VOCAB, FAST)
         self._left = steps
+        self._gate_at = steps // 2
+        self._halfway = halfway
 
     def dispatch(self, plan, arrays) -> StepHandle:
+        if self._halfway is not None and self._left == self._gate_at:
+            self._halfway.wait(10)
         self._left -= 1
         if self._left < 0:
             raise RuntimeError("the device is gone")
         return self._inner.dispatch(plan, arrays)
 
 
-def failing(steps: int) -> AsyncEngine:
-    return AsyncEngine(engines.build(lambda _: FailingRunner(steps), config()))
+def failing(steps: int, halfway: threading.Event | None = None) -> AsyncEngine:
+    return AsyncEngine(engines.build(lambda _: FailingRunner(steps, halfway), config()))
 
 
 def test_outputs_of_concurrent_requests():
@@ -243,11 +251,13 @@ def test_api_08_a_dead_engine_ends_every_stream(steps):
 
 def test_api_08_unread_output_comes_before_the_error():
     """The engine dies while an output waits to be read: the reader gets it, and then the error, and never hangs."""
-    engine = failing(6)
+    one_was_read = threading.Event()
+    engine = failing(8, one_was_read)
 
     async def main() -> None:
         stream = engine.generate(ids([1]), params(50))
         await anext(stream)
+        one_was_read.set()
         engine.client.loop.join(10)
         unread = await anext(stream)
         assert unread.outputs[0].token_ids
