@@ -20,6 +20,7 @@ def ragged_paged_attention(
     sinks_H: jax.Array | None = None,
     k_scale_K: jax.Array | None = None,
     v_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention of ragged queries over K and V read through block tables.
 
@@ -37,6 +38,11 @@ def ragged_paged_attention(
         soft_cap: scores become ``cap * tanh(score / cap)``.
         sinks_H: per-head logit that joins the softmax denominator only.
         k_scale_K, v_scale_K: float32 per-head factors of a quantized cache (value = stored * scale).
+        ancestors_TU: int32 tree masks of drafts: bit b of word u says that the token sees token 32 * u + b of its
+            row's tokens of this step, itself included. A token whose words are all 0 is causal, as all are without the
+            argument. A tree lists parents before children. The position of one of its tokens is the row's first one
+            plus its depth (the number of other tokens it sees), and the window counts from there; ancestors are always
+            seen, so the window must be longer than the tree is deep.
 
     Returns:
         [T, H, h] in the dtype of q. Rows past ``query_start[R]`` are 0. Nothing in a slot that a sequence
@@ -49,7 +55,8 @@ def ragged_paged_attention(
     row_T = jnp.clip(jnp.searchsorted(query_start_Q, token, side="right") - 1, 0, R - 1)
     valid_T = token < query_start_Q[R]
     length_R = query_start_Q[1:] - query_start_Q[:-1]
-    position_T = context_len_R[row_T] - length_R[row_T] + token - query_start_Q[row_T]
+    prefix_T = context_len_R[row_T] - length_R[row_T]
+    position_T = prefix_T + token - query_start_Q[row_T]
     table_RM = jnp.clip(block_table_RM, 0, N - 1)
 
     def dense(pool_NKSh: jax.Array, scale_K: jax.Array | None) -> jax.Array:
@@ -66,9 +73,14 @@ def ragged_paged_attention(
         if soft_cap is not None:
             s_TKGC = soft_cap * jnp.tanh(s_TKGC / soft_cap)
         c = jnp.arange(M * S)
-        seen_TC = (c <= position_T[:, None]) & valid_T[:, None]
+        seen_TC = c <= position_T[:, None]
         if window is not None:
             seen_TC &= c > position_T[:, None] - window
+        if ancestors_TU is not None:
+            tree_T = (ancestors_TU != 0).any(-1)
+            tree_TC = _seen_in_tree(ancestors_TU, prefix_T, c, window)
+            seen_TC = jnp.where(tree_T[:, None], tree_TC, seen_TC)
+        seen_TC &= valid_T[:, None]
         s_TKGC = jnp.where(seen_TC[:, None, None], s_TKGC, -jnp.inf)
         top = jnp.max(s_TKGC, axis=-1, keepdims=True)
         if sinks_H is not None:
@@ -83,3 +95,16 @@ def ragged_paged_attention(
         v_TKCh = jnp.where(seen_TC[:, None, :, None], v_RKCh[row_T], 0.0)
         out_TKGh = jnp.einsum("tkgc,tkch->tkgh", p_TKGC, v_TKCh)
     return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)
+
+
+def _seen_in_tree(
+    ancestors_TU: jax.Array, prefix_T: jax.Array, c: jax.Array, window: int | None
+) -> jax.Array:
+    """Which positions ``c`` of its row's context a token of a tree sees."""
+    words = ancestors_TU.shape[1]
+    node_TC = c - prefix_T[:, None]
+    word_TC = jnp.take_along_axis(ancestors_TU, jnp.clip(node_TC // 32, 0, words - 1), axis=1)
+    ancestor_TC = (word_TC >> (node_TC % 32)) & 1 == 1
+    depth_T = jax.lax.population_count(ancestors_TU).sum(-1) - 1
+    in_window_TC = True if window is None else c > (prefix_T + depth_T)[:, None] - window
+    return jnp.where(node_TC < 0, in_window_TC, ancestor_TC & (node_TC < 32 * words))

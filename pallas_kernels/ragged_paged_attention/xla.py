@@ -34,6 +34,7 @@ def supports(
     sinks_H: jax.Array | None = None,
     k_scale_K: jax.Array | None = None,
     v_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
 ) -> tuple[bool, str]:
     """Whether this backend can serve the arguments, and why not."""
     if value_dtype(k_NKSh.dtype) not in POOL_DTYPES or value_dtype(v_NKSh.dtype) not in POOL_DTYPES:
@@ -59,6 +60,7 @@ def ragged_paged_attention(
     sinks_H: jax.Array | None = None,
     k_scale_K: jax.Array | None = None,
     v_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
 ) -> jax.Array:
     """See ``reference.ragged_paged_attention``."""
     T, H, h = q_THh.shape
@@ -78,7 +80,16 @@ def ragged_paged_attention(
     out_TKGh = jnp.where(mine_T[:, None, None, None], out_RKGh[row_T], 0.0)
     if T > 1:
         out_TKGh = attend_tiles(
-            out_TKGh, q_TKGh, k_NKSh, v_NKSh, block_table_RM, query_start_Q, context_len_R, scoring, sink_KG
+            out_TKGh,
+            q_TKGh,
+            k_NKSh,
+            v_NKSh,
+            block_table_RM,
+            query_start_Q,
+            context_len_R,
+            scoring,
+            sink_KG,
+            ancestors_TU,
         )
     if v_scale_K is not None:
         out_TKGh = out_TKGh * v_scale_K[:, None, None]

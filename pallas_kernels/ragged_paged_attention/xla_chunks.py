@@ -82,6 +82,14 @@ def _float16(bits: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
 
 
+def causal(slot_BC: jax.Array, position_Bt: jax.Array, window: int | None) -> jax.Array:
+    """Which slots, given their positions, a query at a position sees: ``[B, t, C]``."""
+    seen_BtC = slot_BC[:, None] <= position_Bt[:, :, None]
+    if window is not None:
+        seen_BtC &= slot_BC[:, None] > position_Bt[:, :, None] - window
+    return seen_BtC
+
+
 @dataclass(frozen=True)
 class Softmax:
     """The state of an online softmax: running maximum, sum of exponentials, weighted sum of values."""
@@ -108,11 +116,10 @@ def step(
     q_BKGth: jax.Array,
     k_BKCh: jax.Array,
     v_BKCh: jax.Array,
-    slot_BC: jax.Array,
-    position_Bt: jax.Array,
+    seen_BtC: jax.Array,
     scoring: Scoring,
 ) -> Softmax:
-    """Adds a chunk whose slots hold the positions ``slot_BC``; queries are scaled already."""
+    """Adds a chunk, of whose slots the queries see ``seen_BtC``; queries are scaled already."""
     B, K, G, t, h = q_BKGth.shape
     C = k_BKCh.shape[2]
     q_BKPh = q_BKGth.reshape(B, K, G * t, h)
@@ -124,9 +131,6 @@ def step(
         s_BKPC = jnp.einsum("bkph,bkch->bkpc", q_BKPh, k_BKCh)
     if scoring.soft_cap is not None:
         s_BKPC = scoring.soft_cap * jnp.tanh(s_BKPC / scoring.soft_cap)
-    seen_BtC = slot_BC[:, None] <= position_Bt[:, :, None]
-    if scoring.window is not None:
-        seen_BtC &= slot_BC[:, None] > position_Bt[:, :, None] - scoring.window
     s_BKGtC = jnp.where(seen_BtC[:, None, None], s_BKPC.reshape(B, K, G, t, C), -jnp.inf)
     top_BKGt = jnp.maximum(state.top_BKGt, jnp.max(s_BKGtC, axis=-1))
     p_BKGtC = jnp.exp(s_BKGtC - top_BKGt[..., None])

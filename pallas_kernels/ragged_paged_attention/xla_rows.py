@@ -7,6 +7,7 @@ from pallas_kernels.ragged_paged_attention.xla_chunks import (
     Scoring,
     Softmax,
     blocks_per_chunk,
+    causal,
     finish,
     read_chunk,
     start,
@@ -63,8 +64,7 @@ def attend_rows(
             jax.lax.dynamic_slice_in_dim(q_PKGh, at, B)[:, :, :, None],
             read_chunk(k_NKSh, block_BJ, owned_B, visible_B),
             read_chunk(v_NKSh, block_BJ, owned_B, visible_B),
-            chunk_B[:, None] * C + jnp.arange(C),
-            context_B[:, None] - 1,
+            causal(chunk_B[:, None] * C + jnp.arange(C), context_B[:, None] - 1, scoring.window),
             scoring,
         )
         state = jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, at, 0), state, new)

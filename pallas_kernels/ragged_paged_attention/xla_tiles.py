@@ -1,5 +1,7 @@
 """Attention of rows with several tokens (prefill chunks, drafts): tiles of queries of one sequence."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
@@ -7,11 +9,43 @@ from pallas_kernels.ragged_paged_attention.xla_chunks import (
     Scoring,
     Softmax,
     blocks_per_chunk,
+    causal,
     finish,
     read_chunk,
     start,
     step,
 )
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Tree masks of a tile's queries: see ``ancestors_TU`` of the reference.
+
+    Attributes:
+        ancestors_tU: int32 words.
+        prefix: tokens of the row's context before the tree.
+    """
+
+    ancestors_tU: jax.Array
+    prefix: jax.Array
+
+    @property
+    def mask_t(self) -> jax.Array:
+        """Which queries have a tree mask."""
+        return (self.ancestors_tU != 0).any(-1)
+
+    def positions(self, position_t: jax.Array) -> jax.Array:
+        """Positions of the queries, given those they would have in a chain."""
+        depth_t = jax.lax.population_count(self.ancestors_tU).sum(-1) - 1
+        return jnp.where(self.mask_t, self.prefix + depth_t, position_t)
+
+    def seen(self, seen_tC: jax.Array, slot_C: jax.Array) -> jax.Array:
+        """Replaces, for queries with a tree mask, what they see of the tree's own slots."""
+        words = self.ancestors_tU.shape[1]
+        node_C = slot_C - self.prefix
+        word_tC = jnp.take(self.ancestors_tU, jnp.clip(node_C // 32, 0, words - 1), axis=1)
+        ancestor_tC = ((word_tC >> (node_C % 32)) & 1 == 1) & (node_C < 32 * words)
+        return jnp.where(self.mask_t[:, None] & (node_C >= 0), ancestor_tC, seen_tC)
 
 
 def tile_tokens(T: int, H: int) -> int:
@@ -30,6 +64,7 @@ def attend_tiles(
     context_len_R: jax.Array,
     scoring: Scoring,
     sink_KG: jax.Array | None,
+    ancestors_TU: jax.Array | None,
 ) -> jax.Array:
     """Causal attention of the rows with more than one token.
 
@@ -50,12 +85,17 @@ def attend_tiles(
     end_R = jnp.cumsum(tiles_R)
     # A tile may reach t - 1 tokens past its row: the end is padded, and foreign tokens are put back.
     q_PKGh = jnp.pad(q_TKGh, ((0, t), (0, 0), (0, 0), (0, 0)))
+    ancestors_PU = None if ancestors_TU is None else jnp.pad(ancestors_TU, ((0, t), (0, 0)))
 
     def tile(i: jax.Array, out_PKGh: jax.Array) -> jax.Array:
         row = jnp.clip(jnp.searchsorted(end_R, i, side="right"), 0, R - 1)
         done = (i - (end_R[row] - tiles_R[row])) * t
         at = query_start_Q[row] + done
-        position_t = context_len_R[row] - length_R[row] + done + jnp.arange(t)
+        prefix = context_len_R[row] - length_R[row]
+        position_t = prefix + done + jnp.arange(t)
+        tree = None
+        if ancestors_PU is not None:
+            tree = Tree(jax.lax.dynamic_slice_in_dim(ancestors_PU, at, t), prefix)
         new_tKGh = _attend_tile(
             jax.lax.dynamic_slice_in_dim(q_PKGh, at, t),
             k_NKSh,
@@ -65,6 +105,7 @@ def attend_tiles(
             jnp.minimum(context_len_R[row], position_t[-1] + 1),
             scoring,
             sink_KG,
+            tree,
         )
         old_tKGh = jax.lax.dynamic_slice_in_dim(out_PKGh, at, t)
         mine_t = done + jnp.arange(t) < length_R[row]
@@ -84,6 +125,7 @@ def _attend_tile(
     context: jax.Array,
     scoring: Scoring,
     sink_KG: jax.Array | None,
+    tree: Tree | None,
 ) -> jax.Array:
     """Attention of consecutive queries of one sequence that see slots below ``context``: ``[t, K, G, h]``."""
     t, K, G, h = q_tKGh.shape
@@ -92,20 +134,26 @@ def _attend_tile(
     J = blocks_per_chunk(S, M)
     C = J * S
     q_1KGth = q_tKGh.transpose(1, 2, 0, 3)[None]
+    lowest = position_t[0] if tree is None else jnp.minimum(position_t[0], tree.positions(position_t).min())
 
     def body(chunk: jax.Array, state: Softmax) -> Softmax:
         block_1J = jnp.take(block_M, jnp.minimum(chunk * J + jnp.arange(J), M - 1))[None]
         owned_1 = (context - chunk * C)[None]
         visible_1 = None
         if scoring.window is not None:
-            visible_1 = (position_t[0] - scoring.window + 1 - chunk * C)[None]
+            visible_1 = (lowest - scoring.window + 1 - chunk * C)[None]
         k_1KCh = read_chunk(k_NKSh, block_1J, owned_1, visible_1)
         v_1KCh = read_chunk(v_NKSh, block_1J, owned_1, visible_1)
-        slot_1C = (chunk * C + jnp.arange(C))[None]
-        return step(state, q_1KGth, k_1KCh, v_1KCh, slot_1C, position_t[None], scoring)
+        slot_C = chunk * C + jnp.arange(C)
+        if tree is None:
+            seen_tC = causal(slot_C[None], position_t[None], scoring.window)[0]
+        else:
+            seen_tC = causal(slot_C[None], tree.positions(position_t)[None], scoring.window)[0]
+            seen_tC = tree.seen(seen_tC, slot_C)
+        return step(state, q_1KGth, k_1KCh, v_1KCh, seen_tC[None], scoring)
 
     first = jnp.int32(0)
     if scoring.window is not None:
-        first = jnp.maximum(position_t[0] - scoring.window + 1, 0) // C
+        first = jnp.maximum(lowest - scoring.window + 1, 0) // C
     state = jax.lax.fori_loop(first, (context + C - 1) // C, body, start((1, K, G, t, h), sink_KG))
     return finish(state)[0].transpose(2, 0, 1, 3)

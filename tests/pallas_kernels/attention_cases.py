@@ -45,6 +45,7 @@ class Shape:
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    tree_words: int = 0
 
 
 SHAPES = (
@@ -57,6 +58,8 @@ SHAPES = (
     Shape(R=6, T=6, kv_dtype=jnp.uint8),
     Shape(R=3, T=48, kv_dtype=jnp.float8_e5m2, soft_cap=2.0, sinks=True, window=S),
     Shape(R=1, T=1, K=1, h=16),
+    Shape(R=6, T=64, tree_words=2),
+    Shape(R=6, T=64, tree_words=1, window=S + 30, kv_dtype=jnp.float16, soft_cap=2.0),
 )
 
 
@@ -92,7 +95,23 @@ def inputs(
     if jnp.dtype(shape.kv_dtype).itemsize == 1:
         options["k_scale_K"] = jnp.asarray(rng.uniform(0.01, 0.05, shape.K), jnp.float32)
         options["v_scale_K"] = jnp.asarray(rng.uniform(0.5, 2.0, shape.K), jnp.float32)
+    if shape.tree_words:
+        options["ancestors_TU"] = jnp.asarray(tree_masks(shape, rows, rng))
     return (q_THh, *pools, *integers), options
+
+
+def tree_masks(shape: Shape, rows: Rows, rng: np.random.Generator) -> np.ndarray:
+    """Random trees, parents first, for every other row that fits into the masks; the other rows are causal."""
+    masks_TU = np.zeros((shape.T, shape.tree_words), np.uint32)
+    start = 0
+    for index, (tokens, _) in enumerate(rows):
+        if index % 2 == 0 and tokens <= 32 * shape.tree_words:
+            for node in range(tokens):
+                if node:
+                    masks_TU[start + node] = masks_TU[start + rng.integers(node)]
+                masks_TU[start + node, node // 32] |= np.uint32(1 << node % 32)
+        start += tokens
+    return masks_TU.view(np.int32)
 
 
 def _pool(shape: Shape, owned_NS: np.ndarray, canary: float, rng: np.random.Generator) -> jax.Array:
@@ -190,6 +209,37 @@ class AttentionContract:
         for row in range(len(rows)):
             want = run(self.op, shape, solo(clean, row), options)[: rows[row][0]]
             np.testing.assert_allclose(got[start_Q[row] : start_Q[row + 1]], want, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("window", [None, 70])
+    def test_tree_over_long_context(self, window: int | None) -> None:
+        """Trees of 64 and 40 drafts between decodes and a prefill chunk, over several chunks of the context."""
+        shape = Shape(R=6, T=160, M=80, N=400, tree_words=2, window=window)
+        args, options = inputs(shape, ((64, 301), (1, 130), (40, 169), (33, 256), (1, 1)))
+        want, got = run(reference, shape, args, options), run(self.op, shape, args, options)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+    def test_a_path_of_a_tree_is_a_chain(self) -> None:
+        """The tokens on one path get what they get as consecutive tokens without the rest of the tree."""
+        shape = Shape(R=2, T=8, tree_words=1)
+        args, options = inputs(shape, ((5, 21),))
+        q, k, v, table, start_Q, context_R = args
+        path = [0, 2, 4]
+        masks = np.zeros((8, 1), np.int32)
+        masks[:5, 0] = [0b1, 0b11, 0b101, 0b1011, 0b10101]
+        got = run(self.op, shape, args, {"ancestors_TU": jnp.asarray(masks)})[path]
+        slots = 16 + np.array(path)
+        blocks, offsets = np.asarray(table)[0, slots // S], slots % S
+        at = np.asarray(table)[0, (16 + np.arange(3)) // S], (16 + np.arange(3)) % S
+        k, v = (pool.at[at[0], :, at[1]].set(pool[blocks, :, offsets]) for pool in (k, v))
+        chain = (
+            q.at[:3].set(q[np.array(path)]),
+            k,
+            v,
+            table,
+            jnp.asarray([0, 3, 3], jnp.int32),
+            context_R.at[0].set(19),
+        )
+        np.testing.assert_allclose(got, run(self.op, shape, chain, {})[:3], rtol=1e-5, atol=1e-6)
 
     def test_no_rows(self) -> None:
         shape = replace(SHAPES[7], R=2)
