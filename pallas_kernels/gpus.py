@@ -118,7 +118,7 @@ GPUS = {
 
 
 def generation_of(compute_capability: str) -> Generation | None:
-    """The generation of a device, from what its ``compute_capability`` says ("9.0"); None if it is older than Ampere."""
+    """The generation of a device of compute capability "major.minor"; None before Ampere."""
     major, minor = (int(part) for part in compute_capability.split("."))
     if (major, minor) == (8, 9):
         return "ada"

@@ -57,7 +57,10 @@ class KernelCase:
         work: least bytes and operations.
         tolerance: largest difference to the oracle, relative to its largest magnitude.
         limits: of the compiled kernels.
-        candidates: tuning choices that are worth measuring, those of the table included.
+        candidates: tuning choices that are worth measuring, those of the table included: dataclasses, whose fields
+            become an entry of the table.
+        tuning_key: of the case's shape in the op's ``tuning.json``, what ``tuning.key`` gives; cases with
+            ``candidates`` need it, or the tuning script has no place to write the best one to.
         donate: arguments that are updated in place.
         quick: belongs to the subset that every change is checked with.
     """
@@ -74,5 +77,6 @@ class KernelCase:
     baseline: Callable[..., Any] | None = None
     limits: Limits = field(default_factory=Limits)
     candidates: tuple[Any, ...] = ()
+    tuning_key: str | None = None
     donate: tuple[int, ...] = ()
     quick: bool = False

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.batch.packing import Packing
 from jaxinfer.config import EngineConfig
-from jaxinfer.kv_cache.allocate import allocate, bytes_per_block, split_memory
+from jaxinfer.kv_cache.allocate import addressable_blocks, allocate, bytes_per_block, split_memory
 from jaxinfer.kv_cache.layout import LayerKVSpec
 from jaxinfer.models.segments import SegmentedModel, run_segment
 
@@ -43,11 +43,18 @@ def fit_blocks(
             configured, since it takes a compilation to know.
 
     Raises:
-        ValueError: there is no room for one sequence of full length.
+        ValueError: there is no room for one sequence of full length, or kernels could not address so many blocks.
     """
     cache = config.cache
     if cache.num_blocks is not None:
-        return (cache.num_blocks,) * len(windows)
+        asked = (cache.num_blocks,) * len(windows)
+        allowed = addressable_blocks(asked, specs, groups, cache.block_size, cache_dtype)
+        if allowed != asked:
+            raise ValueError(
+                f"cache.num_blocks is {cache.num_blocks}, but with a cache of {cache_dtype.name} kernels can address "
+                f"at most {min(allowed)} blocks, or more than {2 * min(allowed)}"
+            )
+        return asked
     memory = cache.memory if cache.memory is not None else _free_memory(temporary_bytes())
     blocks = split_memory(
         memory,
@@ -58,6 +65,7 @@ def fit_blocks(
         plan.table_width * plan.block_size,
         config.scheduler.chunk_size or config.scheduler.max_num_batched_tokens,
     )
+    blocks = addressable_blocks(blocks, specs, groups, cache.block_size, cache_dtype)
     logger.info("KV cache: %s blocks of %d tokens in %.2f GiB", blocks, cache.block_size, memory / 2**30)
     return blocks
 

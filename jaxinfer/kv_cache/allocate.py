@@ -1,5 +1,6 @@
 """Device arrays of the KV cache, and how many blocks fit."""
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 
 from jaxinfer.checkpoints.kv_scales import LayerScales
 from jaxinfer.kv_cache.layout import KVCache, LayerKV, LayerKVSpec
+from pallas_kernels.pool_limits import MAX_OFFSETS_32, offsets_fit
 
 CACHE_DTYPES = {
     "float32": jnp.float32,
@@ -90,6 +92,22 @@ def split_memory(
         1.0, (memory - needed) / max(1, sum((u - m) * b for u, m, b in zip(useful, minimum, block_bytes)))
     )
     return tuple(m + int((u - m) * share) for u, m in zip(useful, minimum))
+
+
+def addressable_blocks(
+    num_blocks: Sequence[int],
+    specs: Sequence[LayerKVSpec],
+    groups: Sequence[int],
+    block_size: int,
+    dtype: jnp.dtype,
+) -> tuple[int, ...]:
+    """At most ``num_blocks`` of each group, such that kernels can address every pool (see ``pool_limits``)."""
+    fitting = list(num_blocks)
+    for spec, group in zip(specs, groups):
+        block = (spec.num_kv_heads, block_size, spec.head_dim)
+        if not offsets_fit((fitting[group], *block), dtype)[0]:
+            fitting[group] = MAX_OFFSETS_32 // math.prod(block)
+    return tuple(fitting)
 
 
 def _per_head(scale: np.ndarray, num_heads: int) -> jax.Array:

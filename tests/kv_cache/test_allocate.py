@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kv_cache.allocate import allocate, bytes_per_block, split_memory
+from jaxinfer.kv_cache.allocate import addressable_blocks, allocate, bytes_per_block, split_memory
 from jaxinfer.kv_cache.layout import LayerKVSpec, group_layers
 
 SPECS = (LayerKVSpec(2, 8, None), LayerKVSpec(2, 8, 32), LayerKVSpec(2, 8, 32))
@@ -49,3 +49,10 @@ def test_memory_is_used_up_but_not_exceeded():
 def test_too_little_memory_names_what_is_needed():
     with pytest.raises(ValueError, match=r"one sequence of 128 tokens needs \d+"):
         _split(1000)
+
+
+@pytest.mark.parametrize(("dtype", "fitting"), [(jnp.int8, 1 << 17), (jnp.bfloat16, 150_000)])
+def test_one_byte_pools_stay_below_the_offsets_that_overflow(dtype, fitting):
+    specs = (LayerKVSpec(8, 128, None), LayerKVSpec(8, 128, 32))
+    assert addressable_blocks((150_000, 100), specs, (0, 1), 16, jnp.dtype(dtype)) == (fitting, 100)
+    assert addressable_blocks((300_000, 100), specs, (0, 1), 16, jnp.dtype(jnp.int8)) == (300_000, 100)
