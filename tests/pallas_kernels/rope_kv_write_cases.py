@@ -1,0 +1,144 @@
+"""The contract of the fused rope and KV write: every backend's test class inherits ``RopeKVWriteContract``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.kv_storage import value_dtype
+from pallas_kernels.rope_kv_write.reference import rope_kv_write as reference
+
+N, S = 9, 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a compiled op depends on: T tokens, H query and K cache heads of h values, i rotated pairs."""
+
+    T: int
+    H: int
+    K: int
+    h: int
+    i: int
+    kv_dtype: jnp.dtype
+    dtype: jnp.dtype = jnp.bfloat16
+    norms: bool = False
+
+
+SHAPES = (
+    Shape(T=13, H=7, K=1, h=80, i=16, kv_dtype=jnp.bfloat16),
+    Shape(T=7, H=6, K=2, h=24, i=12, kv_dtype=jnp.int8, norms=True),
+    Shape(T=7, H=8, K=1, h=32, i=4, kv_dtype=jnp.float8_e4m3fn, dtype=jnp.float16, norms=True),
+    Shape(T=5, H=2, K=1, h=16, i=8, kv_dtype=jnp.uint16),
+    Shape(T=5, H=2, K=1, h=16, i=8, kv_dtype=jnp.uint8),
+    pytest.param(Shape(T=1, H=4, K=1, h=64, i=32, kv_dtype=jnp.bfloat16), marks=pytest.mark.slow),
+    pytest.param(
+        Shape(T=7, H=4, K=4, h=16, i=8, kv_dtype=jnp.float32, dtype=jnp.float32), marks=pytest.mark.slow
+    ),
+    pytest.param(Shape(T=5, H=16, K=1, h=16, i=8, kv_dtype=jnp.float8_e5m2), marks=pytest.mark.slow),
+)
+PARTIAL, NORMS = SHAPES[0], SHAPES[1]
+
+
+def inputs(shape: Shape, slots: list[int], seed: int) -> tuple[tuple[jax.Array, ...], dict[str, jax.Array]]:
+    """Arguments of the op; tokens without a slot are padding."""
+    rng = np.random.default_rng(seed)
+    itemsize = jnp.dtype(shape.kv_dtype).itemsize
+    bits = rng.integers(0, 100, size=(2, N, shape.K, S, shape.h, itemsize), dtype=np.uint8)
+    pools = [jnp.asarray(b.view(jnp.dtype(shape.kv_dtype))[..., 0]) for b in bits]
+    qkv_TAh = jnp.asarray(3 * rng.normal(size=(shape.T, shape.H + 2 * shape.K, shape.h)), shape.dtype)
+    angle_Ti = rng.uniform(0, 6.3, size=(shape.T, shape.i))
+    tables = [jnp.asarray(f(angle_Ti), jnp.float32) for f in (np.cos, np.sin)]
+    slot_T = jnp.asarray(slots + [0] * (shape.T - len(slots)), jnp.int32)
+    options = {name: rng.uniform(0.01, 1, shape.K) for name in ("k_scale_K", "v_scale_K")}
+    if shape.norms:
+        options |= {name: rng.uniform(0.5, 2, shape.h) for name in ("q_norm_h", "k_norm_h")}
+    arrays = {name: jnp.asarray(x, jnp.float32) for name, x in options.items()}
+    return (qkv_TAh, *tables, *pools, slot_T), arrays
+
+
+@lru_cache
+def _jitted(op: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.jit(op)
+
+
+class RopeKVWriteContract:
+    """Tests of one backend; ``op`` is what is tested."""
+
+    op: staticmethod
+    typed_pools_only = False
+    """Whether the backend refuses pools that hold the bits of their values (see ``kv_storage``)."""
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_parity(self, shape: Shape) -> None:
+        """Queries, and every block but 0, have the bits of the reference; a norm's sum may be formed in another order,
+        which can move a value to a neighbouring one."""
+        self._skip_bits(shape.kv_dtype)
+
+        @settings(max_examples=10, deadline=None)
+        @given(
+            slots=st.lists(st.integers(S, N * S - 1), max_size=shape.T, unique=True),
+            seed=st.integers(0, 99),
+        )
+        def check(slots: list[int], seed: int) -> None:
+            args, options = inputs(shape, slots, seed)
+            want_q, *want_pools = _jitted(reference)(*args, **options)
+            got_q, *got_pools = _jitted(self.op)(*args, **options)
+            pairs = [(got_q, want_q), *((a[1:], b[1:]) for a, b in zip(got_pools, want_pools))]
+            for a, b in pairs:
+                assert a.dtype == b.dtype
+                if shape.norms:
+                    assert _steps_apart(a, b) <= 1
+                else:
+                    np.testing.assert_array_equal(_bytes(a), _bytes(b))
+
+        check()
+
+    def test_untouched_slots_keep_their_bits(self) -> None:
+        shape = NORMS
+        args, options = inputs(shape, [5, 6, 30, 31, 35], 1)
+        _, *pools = _jitted(self.op)(*args, **options)
+        kept = np.ones((N, S), bool)
+        kept.reshape(-1)[np.asarray([0, 5, 6, 30, 31, 35])] = False
+        for before, after in zip(args[3:5], pools):
+            old, new = (np.asarray(x).swapaxes(1, 2) for x in (before, after))
+            np.testing.assert_array_equal(new[kept], old[kept])
+            assert (new[~kept] != old[~kept]).any()
+
+    def test_nan_of_one_token_stays_there(self) -> None:
+        shape = PARTIAL
+        args, options = inputs(shape, list(range(S, S + 13)), 2)
+        want_q, want_k, _ = _jitted(self.op)(*args, **options)
+        poisoned = (args[0].at[3].set(jnp.nan), *args[1:])
+        got_q, got_k, _ = _jitted(self.op)(*poisoned, **options)
+        others = [t for t in range(13) if t != 3]
+        np.testing.assert_array_equal(_bytes(got_q)[others], _bytes(want_q)[others])
+        assert np.isnan(np.asarray(got_q[3].astype(jnp.float32))).all()
+        np.testing.assert_array_equal(_bytes(got_k[2:]), _bytes(want_k[2:]))
+
+    def _skip_bits(self, dtype: jnp.dtype) -> None:
+        if self.typed_pools_only and value_dtype(dtype) != dtype:
+            pytest.skip("this backend takes typed pools only")
+
+
+def _bytes(x: jax.Array) -> np.ndarray:
+    return np.ascontiguousarray(np.asarray(x)).view(np.uint8)
+
+
+def _steps_apart(a: jax.Array, b: jax.Array) -> int:
+    """How many representable values lie between the arrays at most; zeros of both signs are one."""
+    x = np.ascontiguousarray(np.asarray(a))
+    y = np.ascontiguousarray(np.asarray(b))
+    signed = np.dtype(f"i{x.dtype.itemsize}")
+    integers = [v.view(signed).astype(np.int64) for v in (x, y)]
+    if x.dtype != np.int8:
+        lowest = np.iinfo(signed).min
+        integers = [np.where(v < 0, lowest - v, v) for v in integers]
+    return int(np.abs(integers[0] - integers[1]).max(initial=0))
