@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +61,8 @@ SHAPES = (
     Shape(R=1, T=1, K=1, h=16),
     Shape(R=6, T=64, tree_words=2),
     Shape(R=6, T=64, tree_words=1, window=S + 30, kv_dtype=jnp.float16, soft_cap=2.0),
+    Shape(R=3, T=12, K=1, G=16, h=96),
+    Shape(R=3, T=3, G=1, h=80, kv_dtype=jnp.bfloat16),
 )
 
 
@@ -123,15 +126,25 @@ def _pool(shape: Shape, owned_NS: np.ndarray, canary: float, rng: np.random.Gene
 
 
 @lru_cache(maxsize=64)
-def _jitted(op: Attention, window: int | None, soft_cap: float | None) -> Attention:
-    return jax.jit(lambda *args, **options: op(*args, scale=0.4, window=window, soft_cap=soft_cap, **options))
+def _jitted(
+    op: Attention, window: int | None, soft_cap: float | None, compiler_options: tuple[tuple[str, int], ...]
+) -> Attention:
+    return jax.jit(
+        lambda *args, **options: op(*args, scale=0.4, window=window, soft_cap=soft_cap, **options),
+        compiler_options=dict(compiler_options),
+    )
 
 
 def run(
-    op: Attention, shape: Shape, args: tuple[jax.Array, ...], options: dict[str, jax.Array]
+    op: Attention,
+    shape: Shape,
+    args: tuple[jax.Array, ...],
+    options: dict[str, jax.Array],
+    compiler_options: tuple[tuple[str, int], ...] = (),
 ) -> np.ndarray:
     """The op, jitted as in a model, in float32."""
-    return np.asarray(_jitted(op, shape.window, shape.soft_cap)(*args, **options).astype(jnp.float32))
+    jitted = _jitted(op, shape.window, shape.soft_cap, compiler_options)
+    return np.asarray(jitted(*args, **options).astype(jnp.float32))
 
 
 @st.composite
@@ -158,40 +171,58 @@ def solo(args: tuple[jax.Array, ...], row: int) -> tuple[jax.Array, ...]:
 
 
 class AttentionContract:
-    """Tests of one backend; ``op`` is what is tested."""
+    """Tests of one backend.
+
+    Attributes:
+        op: what is tested.
+        shapes: that it serves.
+        pool_dtypes: that it serves, or pytest parameters of them.
+        compiler_options: of the compiled tests of the op: kernels that are interpreted need little optimization.
+    """
 
     op: staticmethod
+    shapes: tuple[Shape, ...] = SHAPES
+    pool_dtypes: tuple[Any, ...] = KV_DTYPES
+    compiler_options: tuple[tuple[str, int], ...] = ()
 
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_parity(self, shape: Shape) -> None:
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for name, values in (("served_shape", self.shapes), ("pool_dtype", self.pool_dtypes)):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values)
+
+    def run(self, shape: Shape, args: tuple[jax.Array, ...], options: dict[str, jax.Array]) -> np.ndarray:
+        return run(self.op, shape, args, options, self.compiler_options)
+
+    def test_parity(self, served_shape: Shape) -> None:
+        shape = served_shape
+
         @settings(max_examples=20, deadline=None)
         @given(rows=batches(shape), seed=st.integers(0, 99))
         def check(rows: Rows, seed: int) -> None:
             args, options = inputs(shape, rows, seed=seed)
-            want, got = run(reference, shape, args, options), run(self.op, shape, args, options)
+            want, got = run(reference, shape, args, options), self.run(shape, args, options)
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
         check()
 
-    @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-    def test_long_contexts(self, kv_dtype: jnp.dtype) -> None:
+    def test_long_contexts(self, pool_dtype: jnp.dtype) -> None:
         """Several chunks of the context, and several tiles of queries."""
-        shape = Shape(R=8, T=160, M=80, N=500, kv_dtype=kv_dtype)
+        shape = Shape(R=8, T=160, M=80, N=500, kv_dtype=pool_dtype)
         args, options = inputs(shape, ((1, 301), (90, 301), (1, 128), (1, 129), (33, 256), (5, 300)))
-        want, got = run(reference, shape, args, options), run(self.op, shape, args, options)
+        want, got = run(reference, shape, args, options), self.run(shape, args, options)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
     @pytest.mark.parametrize("window", [100, 128, 129])
     def test_window_over_chunks(self, window: int) -> None:
         shape = Shape(R=5, T=94, M=80, N=300, window=window)
         args, options = inputs(shape, ((1, 301), (90, 301), (1, 128), (1, 129), (1, 60)))
-        want, got = run(reference, shape, args, options), run(self.op, shape, args, options)
+        want, got = run(reference, shape, args, options), self.run(shape, args, options)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
     def test_bfloat16_queries(self) -> None:
         shape = Shape(R=2, T=10, kv_dtype=jnp.bfloat16, q_dtype=jnp.bfloat16)
         args, options = inputs(shape, ((1, 30), (9, 9)))
-        want, got = run(reference, shape, args, options), run(self.op, shape, args, options)
+        want, got = run(reference, shape, args, options), self.run(shape, args, options)
         np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2)
 
     @pytest.mark.parametrize("canary", [np.nan, 1e38])
@@ -201,13 +232,13 @@ class AttentionContract:
         is 0. The choice left open by the case: block 0 is reserved, and it is also the target of padding."""
         shape = Shape(R=4, T=4 if all(n == 1 for n, _ in rows) else 16)
         args, options = inputs(shape, rows, canary)
-        got = run(self.op, shape, args, options)
+        got = self.run(shape, args, options)
         assert np.isfinite(got).all()
         start_Q = np.asarray(args[4])
         assert (got[start_Q[len(rows)] :] == 0).all()
         clean, _ = inputs(shape, rows, 0.0)
         for row in range(len(rows)):
-            want = run(self.op, shape, solo(clean, row), options)[: rows[row][0]]
+            want = self.run(shape, solo(clean, row), options)[: rows[row][0]]
             np.testing.assert_allclose(got[start_Q[row] : start_Q[row + 1]], want, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("window", [None, 70])
@@ -215,18 +246,18 @@ class AttentionContract:
         """Trees of 64 and 40 drafts between decodes and a prefill chunk, over several chunks of the context."""
         shape = Shape(R=6, T=160, M=80, N=400, tree_words=2, window=window)
         args, options = inputs(shape, ((64, 301), (1, 130), (40, 169), (33, 256), (1, 1)))
-        want, got = run(reference, shape, args, options), run(self.op, shape, args, options)
+        want, got = run(reference, shape, args, options), self.run(shape, args, options)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
     def test_a_path_of_a_tree_is_a_chain(self) -> None:
         """The tokens on one path get what they get as consecutive tokens without the rest of the tree."""
         shape = Shape(R=2, T=8, tree_words=1)
-        args, options = inputs(shape, ((5, 21),))
-        q, k, v, table, start_Q, context_R = args
+        args, _ = inputs(shape, ((5, 21),))
+        q, k, v, table, _, context_R = args
         path = [0, 2, 4]
         masks = np.zeros((8, 1), np.int32)
         masks[:5, 0] = [0b1, 0b11, 0b101, 0b1011, 0b10101]
-        got = run(self.op, shape, args, {"ancestors_TU": jnp.asarray(masks)})[path]
+        got = self.run(shape, args, {"ancestors_TU": jnp.asarray(masks)})[path]
         slots = 16 + np.array(path)
         blocks, offsets = np.asarray(table)[0, slots // S], slots % S
         at = np.asarray(table)[0, (16 + np.arange(3)) // S], (16 + np.arange(3)) % S
@@ -239,20 +270,35 @@ class AttentionContract:
             jnp.asarray([0, 3, 3], jnp.int32),
             context_R.at[0].set(19),
         )
-        np.testing.assert_allclose(got, run(self.op, shape, chain, {})[:3], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got, self.run(shape, chain, {})[:3], rtol=1e-5, atol=1e-6)
+
+    def test_blocks_that_left_the_window_reach_nothing(self) -> None:
+        """A row gives blocks away that its window has passed: their table entries are stale, others write to them."""
+        window, rows = 21, ((1, 60), (7, 60), (1, 9))
+        shape = Shape(R=3, T=12, M=20, window=window)
+        args, options = inputs(shape, rows)
+        want = self.run(shape, args, options)
+        q, k, v, table, start_Q, context_R = args
+        stale = np.array(table)
+        for row, (tokens, context) in enumerate(rows):
+            left = max(0, context - tokens - window + 1) // S
+            k, v = (pool.at[table[row, :left]].set(jnp.nan) for pool in (k, v))
+            stale[row, :left] = np.resize([-1, 2**30, 0], left)
+        got = self.run(shape, (q, k, v, jnp.asarray(stale), start_Q, context_R), options)
+        np.testing.assert_array_equal(got, want)
 
     def test_no_rows(self) -> None:
         shape = replace(SHAPES[7], R=2)
         args, options = inputs(shape, ())
-        assert (run(self.op, shape, args, options) == 0).all()
+        assert (self.run(shape, args, options) == 0).all()
 
     def test_own_nan_stays_in_its_row(self) -> None:
         """A sequence with a NaN of its own gets NaN, and only that sequence."""
         shape = Shape(R=3, T=6)
         args, options = inputs(shape, ((1, 9), (1, 9), (4, 9)))
-        want = run(self.op, shape, args, options)
+        want = self.run(shape, args, options)
         block = int(args[3][1, 0])
         args = (args[0], args[1].at[block].set(jnp.nan), *args[2:])
-        got = run(self.op, shape, args, options)
+        got = self.run(shape, args, options)
         assert np.isnan(got[1]).all()
         np.testing.assert_array_equal(got[[0, 2, 3, 4, 5]], want[[0, 2, 3, 4, 5]])
