@@ -127,9 +127,15 @@ class CompileConfig(Scope):
 
 
 class KernelConfig(Scope):
-    """Op implementations: ``auto`` takes the best for the platform; ``strict`` makes a fallback an error."""
+    """Op implementations.
 
-    backend: Literal["auto", "xla", "reference"] = "auto"
+    Attributes:
+        backend: ``auto`` takes the best for the platform: ``triton`` on NVIDIA GPUs from Ampere on, else ``xla``.
+            ``mosaic`` is ``triton`` with Hopper's own attention of prefill chunks.
+        strict: a fallback to ``xla`` is an error.
+    """
+
+    backend: Literal["auto", "xla", "triton", "mosaic", "reference"] = "auto"
     strict: bool = False
 
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
+
+from pallas_kernels.sampling.reference import Draws
 
 
 @dataclass(frozen=True)
@@ -12,12 +15,16 @@ class Ops:
 
     Attributes:
         attention: ``ragged_paged_attention``.
-        kv_write: ``kv_write``.
+        rope_kv_write: ``rope_kv_write``.
         linear: ``linear``.
         grouped_matmul: ``grouped_matmul``.
+        truncated_draw: ``truncated_draw`` of ``sampling``; None: the sampler's own formulation, which is made for CPUs.
+        platform: "cpu" or "gpu": the kind of device that the ops are made for, which decides how pools are held.
     """
 
     attention: Callable[..., jax.Array]
-    kv_write: Callable[..., tuple[jax.Array, jax.Array]]
+    rope_kv_write: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
     linear: Callable[..., jax.Array]
     grouped_matmul: Callable[..., jax.Array]
+    truncated_draw: Callable[..., Draws] | None
+    platform: Literal["cpu", "gpu"]

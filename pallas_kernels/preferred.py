@@ -43,9 +43,9 @@ class Preferred:
             return self.kernel(*args, **options, generation=self.generation, interpret=self.interpret)
         if self.strict:
             raise RuntimeError(
-                f"{self.op}: {self.backend} cannot serve this: {reason}; strict forbids the fallback to xla"
+                f"{self.op}: {self.backend} cannot serve this: {reason}; strict forbids the fallback"
             )
         if reason not in self.reported:
             self.reported.add(reason)
-            logger.warning("%s: xla instead of %s, because %s", self.op, self.backend, reason)
+            logger.warning("%s: not by %s, because %s", self.op, self.backend, reason)
         return self.fallback(*args, **options)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.kernels import BACKENDS, KERNELS
 from tests.support.matrix import render
 
 PROPERTY = "features"
@@ -16,9 +17,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="write the features, and pairs of features, that passing tests exercise to this Markdown file",
     )
+    parser.addoption(
+        "--kernels",
+        choices=BACKENDS,
+        default="xla",
+        help="backend of the ops in tests marked `kernels`: the engine with real kernels, interpreted without a GPU",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Read by tests.support.kernels, also in the processes that share the work.
+    os.environ[KERNELS] = config.getoption("--kernels")
     # Tests build the same programs again and again, in several processes: compile each of them once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".cache" / "xla-tests"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

@@ -41,7 +41,9 @@ from jaxinfer.structured.compiler import GrammarCompiler
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.loading import load_text
 from jaxinfer.tokenization.tokenizer import Tokenizer
+from pallas_kernels.gpus import Generation, generation_of
 from pallas_kernels.kv_storage import storage_dtype
+from pallas_kernels.ops import Ops
 from pallas_kernels.precision import compute_dtype
 from pallas_kernels.select import select_ops
 
@@ -87,15 +89,17 @@ class ModelSetup:
     """A model that is opened and described, but not loaded.
 
     Attributes:
-        dtype: of weights and activations; ``cache_dtype`` of K and V.
+        dtype: of weights and activations; ``cache_dtype`` of K and V, held as ``stored_dtype``.
         windows, groups: sliding window of each KV group, and the group of each layer.
     """
 
     files: ModelFiles
     model: TransformerConfig
+    ops: Ops
     parts: SegmentedModel
     dtype: jnp.dtype
     cache_dtype: jnp.dtype
+    stored_dtype: jnp.dtype
     max_model_len: int
     windows: tuple[int | None, ...]
     groups: tuple[int, ...]
@@ -119,11 +123,14 @@ def set_up_model(config: EngineConfig) -> ModelSetup:
     declared, _ = resolve_dtype(config.model.dtype, files.config, files.source)
     dtype = compute_dtype(declared, jax.default_backend())
     cache_dtype = dtype if config.cache.dtype == "auto" else jnp.dtype(CACHE_DTYPES[config.cache.dtype])
-    ops = select_ops(config.kernel.backend, jax.default_backend(), config.kernel.strict)
+    ops = select_ops(
+        config.kernel.backend, jax.default_backend(), config.kernel.strict, _gpu_generation(jax.devices()[0])
+    )
     windows, groups = group_layers(kv_specs(model))
     return ModelSetup(
         files=files,
         model=model,
+        ops=ops,
         parts=segmented_model(
             model,
             ops,
@@ -134,6 +141,7 @@ def set_up_model(config: EngineConfig) -> ModelSetup:
         ),
         dtype=dtype,
         cache_dtype=cache_dtype,
+        stored_dtype=storage_dtype(cache_dtype, ops.platform),
         max_model_len=max_model_len,
         windows=windows,
         groups=groups,
@@ -177,7 +185,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         text_path = _text_path(config, setup.files)
         tokenizer, chat_template = load_text(text_path)
         eos_token_ids = _eos_ids(setup.model, tokenizer)
-        sampler = DeviceSampler(setup.model.vocab_size, setup.plan, eos_token_ids)
+        sampler = DeviceSampler(setup.model.vocab_size, setup.plan, eos_token_ids, setup.ops.truncated_draw)
         functions = _compile_first(setup, sampler)
         cache = None
         if (config.cache.num_blocks or config.cache.memory) is not None:
@@ -282,7 +290,7 @@ def _compile_first(setup: ModelSetup, sampler: DeviceSampler) -> StepFunctions:
 def _allocate_cache(config: EngineConfig, setup: ModelSetup) -> tuple[tuple[int, ...], KVCache]:
     """Blocks of each KV group, and the zeroed pools."""
     num_blocks = size_cache(config, setup)
-    stored = storage_dtype(setup.cache_dtype, jax.default_backend())
+    stored = setup.stored_dtype
     specs, scales = kv_specs(setup.model), _kv_scales(setup)
     return num_blocks, allocate(specs, setup.groups, num_blocks, config.cache.block_size, stored, scales)
 
@@ -296,8 +304,7 @@ def size_cache(config: EngineConfig, setup: ModelSetup) -> tuple[int, ...]:
     specs = kv_specs(setup.model)
 
     def temporaries() -> int:
-        stored = storage_dtype(setup.cache_dtype, jax.default_backend())
-        return measure_temporaries(setup.parts, setup.plan, specs, setup.groups, stored)
+        return measure_temporaries(setup.parts, setup.plan, specs, setup.groups, setup.stored_dtype)
 
     return fit_blocks(config, setup.plan, specs, setup.windows, setup.groups, setup.cache_dtype, temporaries)
 
@@ -315,6 +322,13 @@ def _text_path(config: EngineConfig, files: ModelFiles) -> Path | None:
         return None
     named = config.model.tokenizer
     return files.tokenizer_path if named is None else resolve_reference(named)
+
+
+def _gpu_generation(device: jax.Device) -> Generation | None:
+    """The generation of an NVIDIA GPU; None for any other device."""
+    if device.platform != "gpu" or "NVIDIA" not in device.device_kind:
+        return None
+    return generation_of(device.compute_capability)
 
 
 def _eos_ids(model: TransformerConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from jaxinfer.batch.forward_batch import ForwardBatch
 from jaxinfer.kv_cache.layout import LayerKV
 from jaxinfer.layers.linear import Linear
 from jaxinfer.layers.norm import RMSNorm
-from jaxinfer.layers.rope import apply_rope
 from jaxinfer.models.config import TransformerConfig
 from pallas_kernels.ops import Ops
 
@@ -42,6 +41,7 @@ class Attention(nnx.Module):
             ops=ops,
             param_dtype=param_dtype,
         )
+        self.norm_eps = config.norm_eps
         norm = (config.norm_eps, config.norm_offset, None)
         self.q_norm = RMSNorm(h, *norm) if config.qk_norm else None
         self.k_norm = RMSNorm(h, *norm) if config.qk_norm else None
@@ -52,19 +52,17 @@ class Attention(nnx.Module):
         """Output ``[T, D]`` and the cache of this layer with the K and V of the step."""
         T = x_TD.shape[0]
         H, K, h = self.heads
-        qkv_TAh = self.qkv(x_TD).reshape(T, H + 2 * K, h)
-        q_THh, k_TKh, v_TKh = jnp.split(qkv_TAh, (H, H + K), axis=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THh, k_TKh = self.q_norm(q_THh), self.k_norm(k_TKh)
-        q_THh, k_TKh = apply_rope(q_THh, *rope), apply_rope(k_TKh, *rope)
-        k_NKSh, v_NKSh = self.ops.kv_write(
+        q_THh, k_NKSh, v_NKSh = self.ops.rope_kv_write(
+            self.qkv(x_TD).reshape(T, H + 2 * K, h),
+            *rope,
             kv.k_NKSh,
             kv.v_NKSh,
-            k_TKh,
-            v_TKh,
             batch.slots[self.group],
             k_scale_K=kv.k_scale_K,
             v_scale_K=kv.v_scale_K,
+            q_norm_h=None if self.q_norm is None else self.q_norm.factor(),
+            k_norm_h=None if self.k_norm is None else self.k_norm.factor(),
+            norm_eps=self.norm_eps,
         )
         quantized = k_NKSh.dtype.itemsize == 1
         out_THh = self.ops.attention(

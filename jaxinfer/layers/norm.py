@@ -16,7 +16,11 @@ class RMSNorm(nnx.Module):
         self.offset = offset
         self.weight = nnx.Param(jnp.zeros((features,), jnp.float32), logical_axes=(axis,))
 
+    def factor(self) -> jax.Array:
+        """What the normalised features are multiplied by, float32."""
+        return self.weight[...] + self.offset
+
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
-        return (x32 * inverse * (self.weight[...] + self.offset)).astype(x.dtype)
+        return (x32 * inverse * self.factor()).astype(x.dtype)

@@ -51,16 +51,6 @@ def rope_tables(positions_T: jax.Array, rope: RopeConfig, max_model_len: int) ->
     return jnp.cos(angle_Ti) * scale, jnp.sin(angle_Ti) * scale
 
 
-def apply_rope(x_THh: jax.Array, cos_Ti: jax.Array, sin_Ti: jax.Array) -> jax.Array:
-    """Rotates the leading ``2 * i`` features of each head; feature j is paired with feature j + i."""
-    half = cos_Ti.shape[-1]
-    x32 = x_THh.astype(jnp.float32)
-    first, second = x32[..., :half], x32[..., half : 2 * half]
-    cos, sin = cos_Ti[:, None, :], sin_Ti[:, None, :]
-    rotated = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate([*rotated, x32[..., 2 * half :]], axis=-1).astype(x_THh.dtype)
-
-
 def _dynamic(rope: RopeConfig, max_model_len: int) -> np.ndarray:
     """NTK-aware base for a sequence of ``max_model_len`` tokens (bloc97 and emozilla, 2023)."""
     d = rope.rotary_dim

@@ -13,7 +13,7 @@ from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.request import Sequence
 from jaxinfer.runner.protocol import LogprobRows, Masks, ScoredChunk, scored_range
-from jaxinfer.sampling.device import sample
+from jaxinfer.sampling.device import Draw, sample
 from jaxinfer.sampling.host import SamplingTable
 from jaxinfer.sampling.inputs import LogprobOutputs, SamplerOutputs
 from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS
@@ -25,7 +25,7 @@ LogitsOf = Callable[[np.ndarray], jax.Array]
 """Indices [P] to float32 logits [P, V]."""
 
 # Compiled once per shape and process, whatever the number of engines.
-_sample = jax.jit(sample, donate_argnums=(2,))
+_sample = jax.jit(sample, donate_argnums=(2,), static_argnums=(3,))
 _score = jax.jit(score)
 _reset = jax.jit(reset_slot, donate_argnums=(0,))
 
@@ -68,10 +68,14 @@ class DeviceSampler:
 
     Args:
         eos_token_ids: end tokens of the model, which ``min_tokens`` bans.
+        draw_op: see ``sample``.
     """
 
-    def __init__(self, vocab_size: int, plan: CompilePlan, eos_token_ids: Seq[int]) -> None:
+    def __init__(
+        self, vocab_size: int, plan: CompilePlan, eos_token_ids: Seq[int], draw_op: Draw | None = None
+    ) -> None:
         self._plan = plan
+        self._draw_op = draw_op
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
         self._table = SamplingTable(plan.max_num_seqs, vocab_size)
@@ -116,7 +120,7 @@ class DeviceSampler:
         index_P[: len(rows)] = arrays.sampled_tokens
         positions = np.array([row.start + row.num_tokens for row in rows])
         inputs = self._table.build(slots, positions, bucket, masks)
-        outputs, self._state = _sample(logits(index_P), inputs, self._state)
+        outputs, self._state = _sample(logits(index_P), inputs, self._state, self._draw_op)
         return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
 
     def score(self, row: ScheduledRow, logits: LogitsOf) -> PendingScores:
@@ -143,7 +147,9 @@ class DeviceSampler:
         """Compiles what samples a single row; it needs no model."""
         bucket = self._plan.row_buckets[0]
         inputs = self._table.build(np.full(1, self._plan.max_num_seqs), np.zeros(1, np.int32), bucket)
-        _, self._state = _sample(jnp.zeros((bucket, self._vocab_size), jnp.float32), inputs, self._state)
+        _, self._state = _sample(
+            jnp.zeros((bucket, self._vocab_size), jnp.float32), inputs, self._state, self._draw_op
+        )
 
     def warm_ups(self, logits: LogitsOf) -> list[Callable[[], object]]:
         """One call per program that samples or scores, on padding."""
@@ -152,7 +158,7 @@ class DeviceSampler:
 
         def warm(bucket: int) -> None:
             inputs = self._table.build(spare, none, bucket)
-            _, self._state = _sample(logits(np.zeros(bucket, np.int32)), inputs, self._state)
+            _, self._state = _sample(logits(np.zeros(bucket, np.int32)), inputs, self._state, self._draw_op)
 
         def warm_score() -> None:
             size = plan.scored_rows

@@ -1,5 +1,8 @@
 """One sampling step on the device."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -11,10 +14,14 @@ from jaxinfer.sampling.law import Law, draw, uniforms, untruncated, weights
 from jaxinfer.sampling.logprobs import no_logprobs, sampled_logprobs
 from jaxinfer.sampling.state import record
 from jaxinfer.sampling.truncation import truncate
+from pallas_kernels.sampling.reference import Draws
+
+Draw = Callable[..., Draws]
+"""``truncated_draw`` of a kernel backend; see ``pallas_kernels.sampling``."""
 
 
 def sample(
-    logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState
+    logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState, draw_op: Draw | None = None
 ) -> tuple[SamplerOutputs, SamplerState]:
     """Samples one token per row; pure and jittable, with ``state`` meant to be donated.
 
@@ -27,6 +34,7 @@ def sample(
         logits_PV: of the model; any float type, computed in float32.
         inputs: parameters of the rows.
         state: tokens seen so far of each batch slot.
+        draw_op: truncates and draws; None: the formulation of this package, made for CPUs.
 
     Returns:
         Tokens with their health and log-probabilities, and the state with the tokens recorded. An unhealthy
@@ -39,7 +47,7 @@ def sample(
         return SamplerOutputs(token_P, healthy_P, no_logprobs(inputs))
 
     def anything() -> SamplerOutputs:
-        return _sample(logits_PV, inputs, state)
+        return _sample(logits_PV, inputs, state, draw_op)
 
     # One conditional around all that reads the state, so that it is dead when the tokens are recorded in
     # place.
@@ -48,13 +56,17 @@ def sample(
     return outputs, record(state, inputs.slot_P, outputs.token_P)
 
 
-def _sample(logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState) -> SamplerOutputs:
+def _sample(
+    logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState, draw_op: Draw | None
+) -> SamplerOutputs:
     finite_P = finite_rows(logits_PV)
     edited_PV = lax.cond(any_edit(inputs), lambda: edit(logits_PV, inputs, state), lambda: logits_PV)
     greedy_P, healthy_P, max_PG = _choose_greedily(edited_PV, finite_P)
     law = untruncated(max_PG.max(-1), inputs)
 
     def randomly() -> tuple[jax.Array, Law]:
+        if draw_op is not None:
+            return _draw_by(draw_op, edited_PV, inputs)
         edited_PGJ = split_groups(edited_PV)
         kept_law, mass_PG = _truncated(edited_PGJ, edited_PV.shape[1], max_PG, law, healthy_P, inputs)
         drawn_P = draw(edited_PGJ, kept_law, mass_PG, uniforms(inputs.key_P2, inputs.position_P))
@@ -64,6 +76,20 @@ def _sample(logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState) -
     token_P = jnp.where(healthy_P, token_P, 0)
     logprobs = sampled_logprobs(logits_PV, edited_PV, token_P, law, inputs)
     return SamplerOutputs(token_P=token_P, healthy_P=healthy_P, logprobs=logprobs)
+
+
+def _draw_by(draw_op: Draw, edited_PV: jax.Array, inputs: SamplingInputs) -> tuple[jax.Array, Law]:
+    """Tokens and processed law of all rows, greedy ones included, by a kernel."""
+    draws = draw_op(
+        edited_PV,
+        uniforms(inputs.key_P2, inputs.position_P),
+        inputs.temperature_P,
+        inputs.top_k_P,
+        inputs.top_p_P,
+        inputs.min_p_P,
+    )
+    law = untruncated(draws.max_P, inputs)
+    return draws.token_P, replace(law, threshold_P=draws.threshold_P)
 
 
 def _choose_greedily(logits_PV: jax.Array, finite_P: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -19,9 +19,12 @@ def linear(
 
 
 def product(x_TI: jax.Array, w_OI: jax.Array) -> jax.Array:
-    """``x @ w.T`` in float32."""
+    """``x @ w.T`` in float32. Float32 operands are multiplied as such: the default on GPUs is TF32."""
     contract_last = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(x_TI, w_OI, contract_last, preferred_element_type=jnp.float32)
+    precision = jax.lax.Precision.HIGHEST if x_TI.dtype == jnp.float32 else None
+    return jax.lax.dot_general(
+        x_TI, w_OI, contract_last, precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 def add_bias(y_TO: jax.Array, bias_O: jax.Array | None, dtype: jnp.dtype) -> jax.Array:

@@ -15,13 +15,9 @@ from jaxinfer.checkpoints.model_files import ModelFiles, open_model
 from jaxinfer.kv_cache.layout import LayerKV, group_layers
 from jaxinfer.models.build import AbstractModel, abstract_model
 from jaxinfer.models.registry import family, parse_config
-from pallas_kernels.grouped_matmul.reference import grouped_matmul
-from pallas_kernels.kv_write.reference import kv_write
-from pallas_kernels.linear.reference import linear
-from pallas_kernels.ops import Ops
-from pallas_kernels.ragged_paged_attention.reference import ragged_paged_attention
+from pallas_kernels.select import select_ops
 
-OPS = Ops(attention=ragged_paged_attention, kv_write=kv_write, linear=linear, grouped_matmul=grouped_matmul)
+OPS = select_ops("reference", "cpu", strict=True)
 TOKENS = (5, 17, 300, 4, 4, 91, 250, 8)
 SLOTS = 8
 SIZES: dict[str, Any] = {

@@ -5,8 +5,11 @@ import torch
 
 from jaxinfer import LLM, SamplingParams
 from tests.models.tiny_checkpoints import CASES, SERVED_LENGTH, prompt, save
+from tests.support.kernels import kernels
 
 NEW_TOKENS = 10
+WITH_KERNELS = ("qwen3_moe", "gemma2")
+"""Enough for the options of the kernels: windows, soft caps, odd head widths, norms of heads, experts."""
 
 
 def _greedy(model: torch.nn.Module, tokens: tuple[int, ...]) -> list[int]:
@@ -24,7 +27,17 @@ def _greedy(model: torch.nn.Module, tokens: tuple[int, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.feature(CASES[c][0], "greedy")) for c in CASES]
+    "case",
+    [
+        pytest.param(
+            case,
+            marks=[
+                pytest.mark.feature(CASES[case][0], "greedy"),
+                *([pytest.mark.kernels] if case in WITH_KERNELS else []),
+            ],
+        )
+        for case in CASES
+    ],
 )
 def test_greedy_tokens_equal_transformers(case, tmp_path):
     """Two prompts in one batch, the longer one in chunks; windows are shorter than it."""
@@ -37,6 +50,7 @@ def test_greedy_tokens_equal_transformers(case, tmp_path):
         cache={"block_size": 4, "num_blocks": 64},
         scheduler={"max_num_seqs": 8, "max_num_batched_tokens": 8},
         compile={"warm_up": "lazy", "cache_dir": "none"},
+        kernel={"backend": kernels(), "strict": True},
     )
     prompts = [prompt(19, seed=1), prompt(5, seed=2)]
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)

@@ -31,6 +31,8 @@ from tests.support.tiny_models import (
     tiny_settings,
 )
 
+pytestmark = pytest.mark.kernels
+
 BOUND = 5e-5
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False, "logprobs": 0}
 

@@ -18,6 +18,8 @@ from jaxinfer.scheduler.plan import StepPlan
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import FULL, MIXED, TinyModel, Windows, prompt_ids, tiny_model, tiny_settings
 
+pytestmark = pytest.mark.kernels
+
 BOUND = 5e-5
 GREEDY = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=4)
 

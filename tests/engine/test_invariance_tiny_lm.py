@@ -18,6 +18,8 @@ from jaxinfer.sampling_params import SamplingParams
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import TinyModel, prompt_ids, tiny_model, tiny_settings
 
+pytestmark = pytest.mark.kernels
+
 BOUND = 5e-5
 COMMON: dict[str, Any] = {"max_tokens": 14, "ignore_eos": True, "detokenize": False, "logprobs": 4, "seed": 7}
 PARAMS = (

@@ -10,6 +10,8 @@ from jaxinfer.sampling_params import SamplingParams
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import TinyModel, prompt_ids, tiny_model
 
+pytestmark = pytest.mark.kernels
+
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True, detokenize=False)
 PROMPT = prompt_ids(18, seed=5)
 

@@ -8,13 +8,9 @@ from flax import nnx
 
 from jaxinfer.layers.moe import SparseMLP
 from jaxinfer.models.config import MoEConfig
-from pallas_kernels.grouped_matmul.reference import grouped_matmul
-from pallas_kernels.kv_write.reference import kv_write
-from pallas_kernels.linear.reference import linear
-from pallas_kernels.ops import Ops
-from pallas_kernels.ragged_paged_attention.reference import ragged_paged_attention
+from pallas_kernels.select import select_ops
 
-OPS = Ops(attention=ragged_paged_attention, kv_write=kv_write, linear=linear, grouped_matmul=grouped_matmul)
+OPS = select_ops("reference", "cpu", strict=True)
 D, F, E = 16, 12, 5
 
 

@@ -9,13 +9,9 @@ from transformers.activations import ACT2FN
 from jaxinfer.layers.linear import Embedding, Linear
 from jaxinfer.layers.mlp import gate
 from jaxinfer.layers.norm import RMSNorm
-from pallas_kernels.grouped_matmul.reference import grouped_matmul
-from pallas_kernels.kv_write.reference import kv_write
-from pallas_kernels.linear.reference import linear
-from pallas_kernels.ops import Ops
-from pallas_kernels.ragged_paged_attention.reference import ragged_paged_attention
+from pallas_kernels.select import select_ops
 
-OPS = Ops(attention=ragged_paged_attention, kv_write=kv_write, linear=linear, grouped_matmul=grouped_matmul)
+OPS = select_ops("reference", "cpu", strict=True)
 RNG = np.random.default_rng(0)
 
 

@@ -10,9 +10,10 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from jaxinfer.layers.rope import apply_rope, frequencies, rope_tables
+from jaxinfer.layers.rope import frequencies, rope_tables
 from jaxinfer.models.config import RopeConfig
 from jaxinfer.models.hf_rope import parse_ropes
+from pallas_kernels.rope_kv_write.reference import rotate
 
 BASE: dict[str, Any] = {
     "vocab_size": 320,
@@ -112,7 +113,7 @@ def test_lod_04_scores_depend_on_distance_only(case):
 
     def rotated(x, offset):
         tables = rope_tables(jnp.asarray(starts + offset, jnp.int32), rope, length)
-        return np.asarray(apply_rope(jnp.tile(x, (len(starts), 1, 1)), *tables), np.float64)
+        return np.asarray(rotate(jnp.tile(x, (len(starts), 1, 1)), *tables), np.float64)
 
     for distance in (0, 1, 33):
         scores = (rotated(q, distance) * rotated(k, 0)).sum((1, 2))
@@ -123,7 +124,7 @@ def test_lod_04_scores_depend_on_distance_only(case):
 def test_partial_rotation_leaves_the_rest():
     rope = parsed({}, {"partial_rotary_factor": 0.5})
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 64)), jnp.float32)
-    y = apply_rope(x, *rope_tables(jnp.arange(5, 8), rope, 64))
+    y = rotate(x, *rope_tables(jnp.arange(5, 8), rope, 64))
     np.testing.assert_array_equal(y[..., 32:], x[..., 32:])
     assert not np.allclose(y[..., :32], x[..., :32])
 

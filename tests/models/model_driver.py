@@ -16,15 +16,10 @@ from jaxinfer.models.build import AbstractModel, abstract_model
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import family, parse_config
-from pallas_kernels.grouped_matmul.reference import grouped_matmul
-from pallas_kernels.kv_write.reference import kv_write
-from pallas_kernels.linear.reference import linear
 from pallas_kernels.ops import Ops
-from pallas_kernels.ragged_paged_attention.reference import ragged_paged_attention
+from pallas_kernels.select import select_ops
 
-REFERENCE_OPS = Ops(
-    attention=ragged_paged_attention, kv_write=kv_write, linear=linear, grouped_matmul=grouped_matmul
-)
+REFERENCE_OPS = select_ops("reference", "cpu", strict=True)
 SLOTS = 4
 # Compiling takes most of the time of these tests, running next to none.
 QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

@@ -33,7 +33,7 @@ def test_the_rest_falls_back_and_each_reason_is_told_once(caplog):
         assert preferred(30) == ("fallback", 30, 1)
         assert preferred(40) == ("fallback", 40, 1)
     assert [record.getMessage() for record in caplog.records] == [
-        "attention: xla instead of triton, because x is too large"
+        "attention: not by triton, because x is too large"
     ]
 
 

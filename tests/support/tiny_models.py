@@ -26,8 +26,9 @@ from jaxinfer.runner.protocol import Runner
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.tokenizer import Tokenizer
 from pallas_kernels.kv_storage import storage_dtype
-from pallas_kernels.select import select_ops
+from pallas_kernels.ops import Ops
 from tests.support import engines
+from tests.support.kernels import kernel_ops
 
 MAX_MODEL_LEN = 64
 DEVICE_BLOCKS = 64
@@ -69,6 +70,7 @@ class TinyModel:
     """
 
     config: TransformerConfig
+    ops: Ops
     parts: SegmentedModel
     params: dict[str, jax.Array]
     _programs: dict[CompilePlan, ModelPrograms] = field(default_factory=dict)
@@ -107,12 +109,12 @@ class TinyModel:
                 copied_blocks=8 * len(windows),
             )
         device_blocks = (DEVICE_BLOCKS,) * len(windows)
-        stored = storage_dtype(jnp.dtype(CACHE_DTYPES[cache_dtype]), "cpu")
+        stored = storage_dtype(jnp.dtype(CACHE_DTYPES[cache_dtype]), self.ops.platform)
         runner = JaxRunner(
             self.programs(plan),
             allocate(kv_specs(self.config), groups, device_blocks, plan.block_size, stored, scales or {}),
             plan,
-            DeviceSampler(self.config.vocab_size, plan, self.config.eos_token_ids),
+            DeviceSampler(self.config.vocab_size, plan, self.config.eos_token_ids, self.ops.truncated_draw),
             hidden_size=self.config.hidden_size,
             dtype=jnp.float32,
         )
@@ -164,9 +166,10 @@ def tiny_model(windows: Windows = FULL, seed: int = 0) -> TinyModel:
         windows: sliding window of each layer.
     """
     config = replace(parse_config(_HF_CONFIG), windows=windows)
+    ops = kernel_ops()
     parts = segmented_model(
         config,
-        select_ops("xla", "cpu", False),
+        ops,
         jnp.float32,
         param_dtype=jnp.float32,
         max_model_len=MAX_MODEL_LEN,
@@ -174,7 +177,7 @@ def tiny_model(windows: Windows = FULL, seed: int = 0) -> TinyModel:
     )
     rng = np.random.default_rng(seed)
     params = {path: jnp.asarray(_random(rng, path, shape.shape)) for path, shape in parts.shapes.items()}
-    return TinyModel(config, parts, params)
+    return TinyModel(config, ops, parts, params)
 
 
 def tiny_settings(**options: Any) -> EngineConfig:

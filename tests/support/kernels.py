@@ -1,0 +1,19 @@
+"""Which op backend the tests of the engine run with: ``pytest --kernels triton -m kernels``."""
+
+import os
+
+from pallas_kernels.ops import Ops
+from pallas_kernels.select import select_ops
+
+KERNELS = "JAXINFER_TEST_KERNELS"
+BACKENDS = ("xla", "triton")
+
+
+def kernels() -> str:
+    """The backend of this test run."""
+    return os.environ.get(KERNELS, "xla")
+
+
+def kernel_ops() -> Ops:
+    """The ops of this test run; a fallback is an error, so that the kernels are what is tested."""
+    return select_ops(kernels(), "cpu", strict=True)
