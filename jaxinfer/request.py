@@ -92,6 +92,7 @@ class Sequence:
         epoch: grows at each preemption; results of older epochs do not move ``num_committed``.
         parent: sibling whose prompt blocks this choice shares once they are computed.
         constraint: set if the tokens allowed next depend on tokens that the host must know first.
+        drafts: guesses of the tokens behind the newest one, for the next step to verify.
     """
 
     request: Request
@@ -102,6 +103,7 @@ class Sequence:
     num_groups: int = 1
     parent: "Sequence | None" = None
     constraint: Constraint | None = None
+    drafts: tuple[int, ...] = ()
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None

@@ -37,6 +37,7 @@ from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.speculative.build import make_speculation
 from jaxinfer.structured.compiler import GrammarCompiler
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.loading import load_text
@@ -143,6 +144,7 @@ def set_up_model(config: EngineConfig) -> ModelSetup:
             config.cache.block_size,
             len(windows),
             min_tokens=1 if dtype == jnp.float32 else 2,
+            draft_limits=config.speculative.draft_limits,
         ),
     )
 
@@ -247,6 +249,7 @@ def assemble(
         tokenizer,
         compilations,
         depth=config.scheduler.overlap,
+        speculation=make_speculation(config.speculative),
     )
     grammars = None
     if tokenizer is not None:
