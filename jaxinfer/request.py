@@ -93,6 +93,7 @@ class Sequence:
         parent: sibling whose prompt blocks this choice shares once they are computed.
         constraint: set if the tokens allowed next depend on tokens that the host must know first.
         drafts: guesses of the tokens behind the newest one, for the next step to verify.
+        num_drafted, num_accepted: tokens of verified drafts, and those of them that were right.
     """
 
     request: Request
@@ -118,6 +119,8 @@ class Sequence:
     num_cached: int = -1
     preemptions: int = 0
     yielded: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     epoch: int = 0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None

@@ -17,6 +17,7 @@ from jaxinfer.runner.protocol import LogprobRows, Runner, StepHandle, StepResult
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 from jaxinfer.scheduler.scheduler import Scheduler
 from jaxinfer.speculative.speculation import Speculation
+from jaxinfer.speculative.verify import masks_along, num_matching
 from jaxinfer.structured.constraint import Constraint
 from jaxinfer.tokenization.tokenizer import Tokenizer
 
@@ -167,7 +168,7 @@ class EngineCore:
             if row.samples and row.seq.constraint is not None and row.seq.status is Status.RUNNING:
                 mask_X = self._next_mask(row.seq, row.seq.constraint)
                 if mask_X is not None:
-                    path = [mask_X, *_masks_behind(row, row.seq.constraint)]
+                    path = [mask_X, *masks_along(row.drafts, row.seq.constraint)]
                     masks |= {index + depth: path_X for depth, path_X in enumerate(path)}
                     usable[row.seq] = len(path)
             index += row.num_samples
@@ -276,25 +277,24 @@ class EngineCore:
         self.scheduler.commit(row)
         if not _is_next(row):
             return
-        accepted = 0
-        for index, (token, sound) in enumerate(zip(tokens, healthy)):
+        accepted = num_matching(row.drafts, tokens)
+        self._note_verified(seq, len(row.drafts), accepted)
+        for index, (token, sound) in enumerate(zip(tokens[: accepted + 1], healthy)):
+            if index > 0:
+                self.scheduler.commit(row, index)
             if not sound:
                 self._fail(seq)
-                break
-            self._append(seq, token, logprobs, sampled + index)
-            if index == len(row.drafts) or token != row.drafts[index]:
-                break
-            accepted += 1
+            else:
+                self._append(seq, token, logprobs, sampled + index)
             if seq.status is Status.FINISHED:
-                break
-            self.scheduler.commit(row, accepted)
-        self._note_verified(seq, len(row.drafts), accepted)
+                return
 
     def _note_verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        assert self._speculation is not None, "only speculation makes drafts"
+        self._speculation.verified(seq, drafted, accepted)
         self.stats.verified(drafted, accepted)
-        if seq.status is not Status.FINISHED:
-            assert self._speculation is not None, "only speculation makes drafts"
-            self._speculation.verified(seq, drafted, accepted)
+        seq.num_drafted += drafted
+        seq.num_accepted += accepted
 
     def _append(
         self, seq: Sequence, token: int, logprobs: LogprobRows | None = None, sampled: int = 0
@@ -364,20 +364,6 @@ class EngineCore:
         assert live == set(self._outputs), "an output belongs to no live sequence, or a sequence has none"
         requests = {seq.request.request_id for seq in live}
         assert requests == set(self._requests), "the request table differs from the live sequences"
-
-
-def _masks_behind(row: ScheduledRow, constraint: Constraint) -> list[np.ndarray]:
-    """The masks of a row's samples behind its drafts, as far as the constraint allows these and something follows."""
-    masks: list[np.ndarray] = []
-    path = constraint.fork() if row.drafts else constraint
-    for draft in row.drafts:
-        if not path.accept(draft) or path.complete:
-            break
-        mask_X = path.next_mask()
-        if not mask_X.any():
-            break
-        masks.append(mask_X)
-    return masks
 
 
 def _is_next(row: ScheduledRow) -> bool:
