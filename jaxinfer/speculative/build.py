@@ -22,13 +22,18 @@ def make_speculation(config: SpeculativeConfig) -> Speculation | None:
     Raises:
         ConfigError: the drafter cannot be found.
     """
-    if config.drafter == "none":
+    factory = find_drafter(config.drafter)
+    return None if factory is None else Speculation(factory(config), *config.draft_limits)
+
+
+def find_drafter(name: str) -> DrafterFactory | None:
+    """What makes the drafter of a name; None for "none".
+
+    Raises:
+        ConfigError: there is no such drafter.
+    """
+    if name == "none":
         return None
-    drafter = _factory(config.drafter)(config)
-    return Speculation(drafter, config.max_drafts, config.max_step_drafts)
-
-
-def _factory(name: str) -> DrafterFactory:
     if name == "ngram":
         return _ngram
     if ".py:" in name:

@@ -258,3 +258,15 @@ def test_an_unhealthy_position_behind_an_accepted_draft_ends_that_request_alone(
 def test_an_unknown_drafter_is_an_error_that_names_what_is_allowed(drafter, message):
     with pytest.raises(ConfigError, match=message):
         make_speculation(SpeculativeConfig(drafter=drafter))
+
+
+def test_the_drafter_of_the_docs_works(tmp_path):
+    """The code block of docs/speculation.md, in a file of its own."""
+    text = (Path(__file__).parents[2] / "docs" / "speculation.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    (tmp_path / "again.py").write_text(code)
+    again = SpeculativeConfig(drafter=f"{tmp_path}/again.py:Again", max_drafts=4, max_step_drafts=12)
+    jobs = [Job(ids([1, 2]), token_params(max_tokens=12))]
+    fast, plain, engine = both(engines.static_script({65: 5.0}), jobs, again)
+    assert_same(fast, plain)
+    assert engine.core.stats.steps < 8
