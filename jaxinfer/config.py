@@ -139,6 +139,38 @@ class KernelConfig(Scope):
     strict: bool = False
 
 
+class SpeculativeConfig(Scope):
+    """Speculative decoding: several tokens a step, the same tokens as without it.
+
+    Attributes:
+        drafter: what guesses tokens: ``none``, ``ngram`` (prompt lookup), ``path.py:Class`` for one of your own (called
+            with this configuration; see ``jaxinfer.speculative.drafter.Drafter``), or the name of an entry point in the
+            group ``jaxinfer.drafters``.
+        max_drafts: most drafts of a sequence in a step.
+        max_step_drafts: most drafts of all sequences in a step.
+        ngram_longest, ngram_shortest: lengths of the token sequences that ``ngram`` looks up.
+    """
+
+    drafter: str = Field(default="none", min_length=1)
+    max_drafts: int = Field(default=8, ge=1, le=64)
+    max_step_drafts: int = Field(default=64, ge=1)
+    ngram_longest: int = Field(default=4, ge=1)
+    ngram_shortest: int = Field(default=2, ge=1)
+
+    @property
+    def draft_limits(self) -> tuple[int, int]:
+        """Most drafts of a sequence, and of all of them, in a step; 0 without speculation."""
+        return (0, 0) if self.drafter == "none" else (self.max_drafts, self.max_step_drafts)
+
+    @model_validator(mode="after")
+    def _lengths_are_ordered(self) -> Self:
+        if self.ngram_shortest > self.ngram_longest:
+            raise ValueError(
+                f"ngram_shortest ({self.ngram_shortest}) must be at most ngram_longest ({self.ngram_longest})"
+            )
+        return self
+
+
 class StructuredConfig(Scope):
     """Grammars.
 
@@ -219,6 +251,7 @@ class EngineConfig(Scope):
     compile: CompileConfig = CompileConfig()
     kernel: KernelConfig = KernelConfig()
     structured: StructuredConfig = StructuredConfig()
+    speculative: SpeculativeConfig = SpeculativeConfig()
     server: ServerConfig = ServerConfig()
 
     @classmethod

@@ -85,13 +85,19 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times in seconds on the clock of ``time.monotonic``; None for what has not happened."""
+    """Times in seconds on the clock of ``time.monotonic``; None for what has not happened.
+
+    Attributes:
+        num_draft_tokens, num_accepted_tokens: tokens of verified drafts, and those of them that were right.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass

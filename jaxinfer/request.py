@@ -92,6 +92,8 @@ class Sequence:
         epoch: grows at each preemption; results of older epochs do not move ``num_committed``.
         parent: sibling whose prompt blocks this choice shares once they are computed.
         constraint: set if the tokens allowed next depend on tokens that the host must know first.
+        drafts: guesses of the tokens behind the newest one, for the next step to verify.
+        num_drafted, num_accepted: tokens of verified drafts, and those of them that were right.
     """
 
     request: Request
@@ -102,6 +104,7 @@ class Sequence:
     num_groups: int = 1
     parent: "Sequence | None" = None
     constraint: Constraint | None = None
+    drafts: tuple[int, ...] = ()
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -116,6 +119,8 @@ class Sequence:
     num_cached: int = -1
     preemptions: int = 0
     yielded: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     epoch: int = 0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None

@@ -30,6 +30,8 @@ def metrics_of(times: RequestMetrics, completion_tokens: int) -> Metrics:
         mean_itl_ms=generation / gaps if spread and generation is not None else None,
         tokens_per_second=1e3 * gaps / generation if spread and generation is not None else None,
         num_preemptions=times.num_preemptions,
+        num_draft_tokens=times.num_draft_tokens,
+        num_accepted_tokens=times.num_accepted_tokens,
     )
 
 

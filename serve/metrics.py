@@ -131,6 +131,9 @@ class ServerMetrics(Collector):
             "prefix_cache_queries": snapshot.prefix_query_tokens,
             "prefix_cache_hits": snapshot.prefix_hit_tokens,
             "num_preemptions": snapshot.preemptions,
+            "spec_decode_num_drafts": snapshot.drafts,
+            "spec_decode_num_draft_tokens": snapshot.drafted_tokens,
+            "spec_decode_num_accepted_tokens": snapshot.accepted_tokens,
             "prompt_tokens": snapshot.prompt_tokens,
             "generation_tokens": snapshot.generated_tokens,
             "computed_tokens": snapshot.computed_tokens,
@@ -154,6 +157,11 @@ class ServerMetrics(Collector):
         for reason in _FINISH_REASONS:
             success.add_metric((*self._labels, reason), finished.get(reason, 0))
         yield success
+        name = "spec_decode_num_accepted_tokens_per_pos"
+        accepted = CounterMetricFamily(prefix + name, _HELP[name], labels=(*LABELS, "position"))
+        for position, count in enumerate(snapshot.accepted_by_depth):
+            accepted.add_metric((*self._labels, str(position)), count)
+        yield accepted
 
     def _http(self) -> Iterator[Metric]:
         answers = CounterMetricFamily(
@@ -189,6 +197,10 @@ _HELP = {
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens that the prefix cache had.",
     "num_preemptions": "Sequences that lost their blocks and were computed again.",
+    "spec_decode_num_drafts": "Drafts of sequences that were verified.",
+    "spec_decode_num_draft_tokens": "Tokens of those drafts.",
+    "spec_decode_num_accepted_tokens": "Those of them that were accepted.",
+    "spec_decode_num_accepted_tokens_per_pos": "Accepted tokens by their place in the draft, from 0.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "generation_tokens": "Tokens generated.",
     "computed_tokens": "Tokens computed, prompts and recomputation included.",

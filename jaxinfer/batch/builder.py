@@ -16,14 +16,20 @@ class StepArrays:
 
     Attributes:
         packed: int32, a packed ``ForwardBatch`` of ``token_bucket`` tokens.
-        sampled_rows: the plan's rows that are sampled.
+        sampled_rows: row of each sample, in the order of the plan; rows with drafts have several samples.
         sampled_tokens: int32, index in the batch of the token whose logits each of them samples.
+        sampled_positions: int32, position of each sampled token in its sequence.
+        drafts: int32, the draft that stands behind the sampled position, or -1.
+        depths: int32, how many drafts stand before it.
     """
 
     token_bucket: int
     packed: np.ndarray
     sampled_rows: tuple[ScheduledRow, ...]
     sampled_tokens: np.ndarray
+    sampled_positions: np.ndarray
+    drafts: np.ndarray
+    depths: np.ndarray
 
 
 class BatchBuilder:
@@ -55,17 +61,16 @@ class BatchBuilder:
                 assert row.num_tokens == 1, "only the newest token can be unknown"
                 tokens.append(-(seq.slot + 1))
             else:
-                tokens += seq.token_ids(row.start, row.start + row.num_tokens)
+                tokens += seq.token_ids(row.start, row.start + row.num_tokens - len(row.drafts))
+                tokens += row.drafts
         bucket = self._plan.tokens(len(tokens))
         packed = self._pack(bucket, tokens, np.array(slots), np.array(starts), np.array(counts))
-        ends = np.cumsum(counts, dtype=np.int32) - 1
-        sampled = [i for i, row in enumerate(rows) if row.samples]
-        return StepArrays(bucket, packed, tuple(rows[i] for i in sampled), ends[sampled])
+        return StepArrays(bucket, packed, *_samples(rows, counts))
 
     def empty(self, token_bucket: int) -> StepArrays:
         """A batch of padding only, for warm-up."""
         packed = np.zeros(self._packings[token_bucket].size, np.int32)
-        return StepArrays(token_bucket, packed, (), np.zeros(0, np.int32))
+        return StepArrays(token_bucket, packed, *_samples((), []))
 
     def _mirror(self, seq: Sequence) -> None:
         """Copies new entries. Blocks that left the window keep their stale entries: nothing reads them."""
@@ -96,3 +101,24 @@ class BatchBuilder:
             per_group[group][:n, :width] = mirror[slots, :width]
             per_group[plan.num_groups + group][:t] = mirror[slot_of_token, block] * plan.block_size + offset
         return packed
+
+
+def _samples(
+    rows: tuple[ScheduledRow, ...], counts: list[int]
+) -> tuple[tuple[ScheduledRow, ...], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The fields of ``StepArrays`` from ``sampled_rows`` on."""
+    ends = np.cumsum(counts, dtype=np.int32) - 1
+    sampled = [i for i, row in enumerate(rows) if row.samples]
+    ends, sampled_rows = ends[sampled], tuple(rows[i] for i in sampled)
+    positions = np.array([row.start + row.num_tokens for row in sampled_rows], np.int32)
+    drafts, depths = np.full(len(sampled), -1, np.int32), np.zeros(len(sampled), np.int32)
+    if any(row.drafts for row in sampled_rows):
+        samples = np.array([row.num_samples for row in sampled_rows])
+        depths = (np.arange(samples.sum()) - np.repeat(np.cumsum(samples) - samples, samples)).astype(
+            np.int32
+        )
+        before_end = np.repeat(samples - 1, samples) - depths
+        ends, positions = np.repeat(ends, samples) - before_end, np.repeat(positions, samples) - before_end
+        drafts = np.array([d for row in sampled_rows for d in (*row.drafts, -1)], np.int32)
+        sampled_rows = tuple(row for row in sampled_rows for _ in range(row.num_samples))
+    return sampled_rows, ends.astype(np.int32), positions.astype(np.int32), drafts, depths

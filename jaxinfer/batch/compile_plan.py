@@ -21,6 +21,7 @@ class CompilePlan:
         row_buckets: P of the sampling programs.
         scored_rows: P of the scoring program.
         copied_blocks: pairs of the block copy program.
+        max_drafts: K, most drafts of a sequence in a step; 0 without speculation.
         max_num_seqs: W batch slots.
         table_width: M.
         num_groups: KV groups, one block table each.
@@ -35,6 +36,7 @@ class CompilePlan:
     table_width: int
     num_groups: int
     block_size: int
+    max_drafts: int = 0
 
     @classmethod
     def make(
@@ -44,23 +46,27 @@ class CompilePlan:
         block_size: int,
         num_groups: int,
         min_tokens: int = 1,
+        draft_limits: tuple[int, int] = (0, 0),
     ) -> "CompilePlan":
         """Buckets for a configuration.
 
         Args:
             min_tokens: smallest bucket; 2 for bfloat16 weights on a CPU, where a product with one row is
                 pathologically slow.
+            draft_limits: most drafts of a sequence, and of all of them, in a step.
         """
+        max_drafts, max_step_drafts = draft_limits
         tokens = max(scheduler.max_num_batched_tokens, min_tokens)
         return cls(
             token_buckets=_token_buckets(min_tokens, tokens),
-            row_buckets=_row_buckets(min_tokens, max(scheduler.max_num_seqs, min_tokens)),
+            row_buckets=_row_buckets(min_tokens, max(scheduler.max_num_seqs + max_step_drafts, min_tokens)),
             scored_rows=min(MAX_SCORED_ROWS, tokens),
             copied_blocks=max(4, min(scheduler.max_num_seqs, 16)) * num_groups,
             max_num_seqs=scheduler.max_num_seqs,
             table_width=-(-max_model_len // block_size),
             num_groups=num_groups,
             block_size=block_size,
+            max_drafts=max_drafts,
         )
 
     def tokens(self, count: int) -> int:

@@ -37,6 +37,7 @@ from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.speculative.build import find_drafter, make_speculation
 from jaxinfer.structured.compiler import GrammarCompiler
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.loading import load_text
@@ -151,6 +152,7 @@ def set_up_model(config: EngineConfig) -> ModelSetup:
             config.cache.block_size,
             len(windows),
             min_tokens=1 if dtype == jnp.float32 else 2,
+            draft_limits=config.speculative.draft_limits,
         ),
     )
 
@@ -175,6 +177,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     Raises:
         CheckpointError, TokenizerError, ValueError: what is wrong with model or configuration.
     """
+    find_drafter(config.speculative.drafter)  # a wrong name is told before the model is read
     use_compilation_cache(config.compile.cache_dir)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
@@ -255,6 +258,7 @@ def assemble(
         tokenizer,
         compilations,
         depth=config.scheduler.overlap,
+        speculation=make_speculation(config.speculative),
     )
     grammars = None
     if tokenizer is not None:

@@ -16,6 +16,8 @@ from jaxinfer.request import FinishReason, QueueFullError, Sequence, Status
 from jaxinfer.runner.protocol import LogprobRows, Runner, StepHandle, StepResult
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.speculative.speculation import Speculation
+from jaxinfer.speculative.verify import masks_along, num_matching
 from jaxinfer.structured.constraint import Constraint
 from jaxinfer.tokenization.tokenizer import Tokenizer
 
@@ -26,9 +28,16 @@ NOTHING_ALLOWED = (
 
 @dataclass(frozen=True)
 class _InFlight:
+    """A dispatched step.
+
+    Attributes:
+        usable: leading samples of a row with drafts that were drawn under their masks; all of them if absent.
+    """
+
     plan: StepPlan
     handle: StepHandle
     timing: StepTiming
+    usable: dict[Sequence, int]
 
 
 class EngineCore:
@@ -38,6 +47,7 @@ class EngineCore:
         depth: steps that may be in flight while the next one is planned (0: synchronous).
         tokenizer: None if no request is detokenized.
         compilations: asked after every step whether something was compiled.
+        speculation: gives drafts to running sequences; None: one token a step.
     """
 
     def __init__(
@@ -49,6 +59,7 @@ class EngineCore:
         tokenizer: Tokenizer | None,
         compilations: CompilationMonitor,
         depth: int,
+        speculation: Speculation | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.stats = EngineStats()
@@ -58,6 +69,7 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._compilations = compilations
         self._depth = depth
+        self._speculation = speculation
         self._in_flight: deque[_InFlight] = deque()
         self._requests: dict[str, list[Sequence]] = {}
         self._outputs: dict[Sequence, SequenceOutput] = {}
@@ -105,39 +117,62 @@ class EngineCore:
     def step(self) -> list[OutputDelta]:
         """Dispatches the next step, if there is one, and commits the step before it."""
         started = time.monotonic()
+        if self._speculation is not None:
+            self._draft(self._speculation)
         plan = self.scheduler.schedule()
         if plan is not None:
             arrays = self._builder.build(plan)
             self._note_dispatch(plan, arrays.token_bucket)
+            usable: dict[Sequence, int] = {}
             if plan.constrained:
-                handle, dispatched = self._dispatch_in_phases(plan, arrays)
+                handle, dispatched, usable = self._dispatch_in_phases(plan, arrays)
             else:
                 handle, dispatched = self._runner.dispatch(plan, arrays), time.monotonic()
             timing = StepTiming.of(plan, arrays.token_bucket, started, dispatched)
-            self._in_flight.append(_InFlight(plan, handle, timing))
+            self._in_flight.append(_InFlight(plan, handle, timing, usable))
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
             self._commit_oldest()
         deltas, self._ready = self._ready, []
         return deltas
 
-    def _dispatch_in_phases(self, plan: StepPlan, arrays: StepArrays) -> tuple[StepHandle, float]:
+    def _draft(self, speculation: Speculation) -> None:
+        """Gives drafts to the running sequences that can use them.
+
+        Drafts follow the newest token, so it has to be known; and how far a verified sequence is computed is known at
+        its commit only. Such steps are not overlapped.
+        """
+        wanted = speculation.wants(self.scheduler.running)
+        if wanted or any(step.plan.drafted for step in self._in_flight):
+            while self._in_flight:
+                self._commit_oldest()
+        if wanted:
+            speculation.draft(self.scheduler.running)
+
+    def _dispatch_in_phases(
+        self, plan: StepPlan, arrays: StepArrays
+    ) -> tuple[StepHandle, float, dict[Sequence, int]]:
         """For steps with rows whose next token depends on tokens that are in flight: while the device computes the
         layers, the steps before are committed and the masks are filled; then the sampler is dispatched.
 
         Returns:
-            The handle, and the time at which the device had its work.
+            The handle, the time at which the device had its work, and the usable samples of rows with drafts.
         """
         begun = self._runner.begin(plan, arrays)
         dispatched = time.monotonic()
         while self._in_flight:
             self._commit_oldest()
-        masks = {}
-        for index, row in enumerate(arrays.sampled_rows):
-            if row.seq.constraint is not None and row.seq.status is Status.RUNNING:
+        masks: dict[int, np.ndarray] = {}
+        usable: dict[Sequence, int] = {}
+        index = 0
+        for row in plan.rows:
+            if row.samples and row.seq.constraint is not None and row.seq.status is Status.RUNNING:
                 mask_X = self._next_mask(row.seq, row.seq.constraint)
                 if mask_X is not None:
-                    masks[index] = mask_X
-        return begun.sample(masks), dispatched
+                    path = [mask_X, *masks_along(row.drafts, row.seq.constraint)]
+                    masks |= {index + depth: path_X for depth, path_X in enumerate(path)}
+                    usable[row.seq] = len(path)
+            index += row.num_samples
+        return begun.sample(masks), dispatched, usable
 
     def _next_mask(self, seq: Sequence, constraint: Constraint) -> np.ndarray | None:
         """The tokens allowed next; None if the row's sample is not wanted: the tokens are known, or there are none."""
@@ -170,7 +205,7 @@ class EngineCore:
         oldest = self._in_flight.popleft()
         result = oldest.handle.result()
         ready = time.monotonic()
-        self._commit(oldest.plan, result)
+        self._commit(oldest.plan, result, oldest.usable)
         self.stats.committed(oldest.timing, ready, time.monotonic())
         self._compilations.check()
 
@@ -183,7 +218,7 @@ class EngineCore:
                 if self.scheduler.kv.prefix_caching:
                     self.stats.scheduled_first(seq)
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+    def _commit(self, plan: StepPlan, result: StepResult, usable: dict[Sequence, int]) -> None:
         sampled = 0
         tokens, healthy = result.tokens.tolist(), result.healthy.tolist()
         for index, row in enumerate(plan.rows):
@@ -201,11 +236,14 @@ class EngineCore:
             if row.seq.status is not Status.FINISHED:
                 if not sound:
                     self._fail(row.seq)
+                elif row.drafts:
+                    span = slice(sampled, sampled + usable.get(row.seq, row.num_samples))
+                    self._commit_drafts(row, tokens[span], healthy[span], result.logprobs, sampled)
                 else:
                     self.scheduler.commit(row)
                     token = tokens[sampled] if row.samples else None
                     self._commit_output(row, token, result.logprobs, sampled)
-            sampled += row.samples
+            sampled += row.num_samples
 
     def _commit_output(
         self, row: ScheduledRow, token: int | None, logprobs: LogprobRows | None, sampled: int
@@ -218,6 +256,45 @@ class EngineCore:
             return
         if _is_next(row):
             self._append(seq, token, logprobs, sampled)
+
+    def _commit_drafts(
+        self,
+        row: ScheduledRow,
+        tokens: list[int],
+        healthy: list[bool],
+        logprobs: LogprobRows | None,
+        sampled: int,
+    ) -> None:
+        """Takes samples as long as the draft before each of them is a token of the sequence.
+
+        K and V of accepted drafts are committed one by one, each when its token is known.
+
+        Args:
+            tokens, healthy: the row's usable samples.
+            sampled: index of the first of them in the step.
+        """
+        seq = row.seq
+        self.scheduler.commit(row)
+        if not _is_next(row):
+            return
+        accepted = num_matching(row.drafts, tokens)
+        self._note_verified(seq, len(row.drafts), accepted)
+        for index, (token, sound) in enumerate(zip(tokens[: accepted + 1], healthy)):
+            if index > 0:
+                self.scheduler.commit(row, index)
+            if not sound:
+                self._fail(seq)
+            else:
+                self._append(seq, token, logprobs, sampled + index)
+            if seq.status is Status.FINISHED:
+                return
+
+    def _note_verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        assert self._speculation is not None, "only speculation makes drafts"
+        self._speculation.verified(seq, drafted, accepted)
+        self.stats.verified(drafted, accepted)
+        seq.num_drafted += drafted
+        seq.num_accepted += accepted
 
     def _append(
         self, seq: Sequence, token: int, logprobs: LogprobRows | None = None, sampled: int = 0
@@ -269,6 +346,8 @@ class EngineCore:
         error: str | None = None,
     ) -> None:
         self.scheduler.finish(seq, reason, stop_reason)
+        if self._speculation is not None:
+            self._speculation.forget(seq)
         output = self._outputs.pop(seq)
         output.finish()
         self._ready.append(output.take(error))

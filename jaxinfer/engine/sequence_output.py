@@ -136,6 +136,8 @@ def _metrics(seq: Sequence) -> RequestMetrics:
         first_token_time=seq.first_token_time,
         finished_time=time.monotonic(),
         num_preemptions=seq.preemptions,
+        num_draft_tokens=seq.num_drafted,
+        num_accepted_tokens=seq.num_accepted,
     )
 
 

@@ -46,6 +46,8 @@ class EngineSnapshot:
             hold a cached prefix; over all KV groups.
         prefix_query_tokens, prefix_hit_tokens: prompt tokens of first admissions that looked in the prefix cache, and
             those found.
+        drafts, drafted_tokens, accepted_tokens: verified drafts of sequences, and their tokens; ``accepted_by_depth``
+            counts accepted tokens by their place in the draft.
         requests_admitted: requests; ``requests_finished`` counts each once, by finish reason of its last choice.
         admission_rejections: requests refused for a full queue.
         step_host_seconds, step_device_seconds: totals.
@@ -71,6 +73,10 @@ class EngineSnapshot:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_depth: tuple[int, ...] = ()
     requests_admitted: int = 0
     requests_finished: dict[str, int] = field(default_factory=dict)
     admission_rejections: int = 0

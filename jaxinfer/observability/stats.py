@@ -28,7 +28,11 @@ class StepTiming(NamedTuple):
     @classmethod
     def of(cls, plan: StepPlan, token_bucket: int, started: float, dispatched: float) -> Self:
         tokens = plan.num_tokens
-        decodes = sum(row.num_outputs > 0 and row.num_tokens == 1 for row in plan.rows)
+        decodes = sum(
+            row.num_tokens
+            for row in plan.rows
+            if row.num_outputs > 0 and row.num_tokens == 1 + len(row.drafts)
+        )
         padded = token_bucket - tokens
         return cls(started, dispatched, tokens - decodes, decodes, padded, len(plan.rows), plan.preempted)
 
@@ -46,6 +50,8 @@ class EngineStats:
         prefix_query_tokens, prefix_hit_tokens: prompt tokens of first admissions that looked in the prefix cache, and
             those that it held. Siblings of the first choice share its prompt and do not count.
         generated_tokens: tokens sampled or forced, stop tokens included.
+        drafts, drafted_tokens, accepted_tokens: verified drafts of sequences, and their tokens.
+        accepted_by_depth: accepted tokens by their place in the draft.
         requests_admitted, requests_rejected: requests queued, and refused for a full queue.
         requests_finished: requests by the finish reason of the choice that ended last.
         finished_by_reason: sequences ended, by finish reason.
@@ -63,6 +69,10 @@ class EngineStats:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     generated_tokens: int = 0
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
     requests_admitted: int = 0
     requests_rejected: int = 0
     requests_finished: Counter[FinishReason] = field(default_factory=Counter)
@@ -89,6 +99,14 @@ class EngineStats:
         self.steps_by_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
         self.padded_tokens += token_bucket - tokens
         self.preemptions += plan.preempted
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        self.drafts += 1
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+        self.accepted_by_depth += [0] * (drafted - len(self.accepted_by_depth))
+        for depth in range(accepted):
+            self.accepted_by_depth[depth] += 1
 
     def committed(self, timing: StepTiming, ready: float, done: float) -> None:
         """Completes a step whose results were there at ``ready`` and were worked off at ``done``.

@@ -14,7 +14,7 @@ from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.request import Sequence
 from jaxinfer.runner.protocol import LogprobRows, Masks, ScoredChunk, scored_range
 from jaxinfer.sampling.device import Draw, sample
-from jaxinfer.sampling.host import SamplingTable
+from jaxinfer.sampling.host import Drafts, SamplingTable
 from jaxinfer.sampling.inputs import LogprobOutputs, SamplerOutputs
 from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS
 from jaxinfer.sampling.logprobs import score
@@ -78,7 +78,7 @@ class DeviceSampler:
         self._draw_op = draw_op
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
-        self._table = SamplingTable(plan.max_num_seqs, vocab_size)
+        self._table = SamplingTable(plan.max_num_seqs, vocab_size, plan.max_drafts)
         self._state = init_state(plan.max_num_seqs, vocab_size)
 
     @property
@@ -105,11 +105,11 @@ class DeviceSampler:
     def sample(
         self, arrays: StepArrays, slots: np.ndarray, logits: LogitsOf, masks: Masks | None = None
     ) -> SampledStep:
-        """Samples a token for each row of a step.
+        """Samples a token for each sampled position of a step.
 
         Args:
             slots: of the sampled rows.
-            logits: called with the index of each row's last token in the batch, padded.
+            logits: called with the index in the batch of the token before each of them, padded.
             masks: what rows may get, in the place of the bans that their parameters name.
         """
         rows = arrays.sampled_rows
@@ -118,8 +118,8 @@ class DeviceSampler:
         bucket = self._plan.rows(len(rows))
         index_P = np.zeros(bucket, np.int32)
         index_P[: len(rows)] = arrays.sampled_tokens
-        positions = np.array([row.start + row.num_tokens for row in rows])
-        inputs = self._table.build(slots, positions, bucket, masks)
+        drafts = Drafts(arrays.drafts, arrays.depths) if (arrays.depths > 0).any() else None
+        inputs = self._table.build(slots, arrays.sampled_positions, bucket, masks, drafts)
         outputs, self._state = _sample(logits(index_P), inputs, self._state, self._draw_op)
         return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
 

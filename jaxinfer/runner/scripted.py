@@ -65,7 +65,10 @@ class ScriptedRunner:
         return _BegunStep(lambda masks: self._finish(plan, arrays, slots, masks))
 
     def _finish(self, plan: StepPlan, arrays: StepArrays, slots: np.ndarray, masks: Masks) -> _ScriptedHandle:
-        logits = [self._logits(row, row.start + row.num_tokens) for row in arrays.sampled_rows]
+        logits = [
+            self._logits(row, position)
+            for row, position in zip(arrays.sampled_rows, arrays.sampled_positions.tolist())
+        ]
         sampled = self._sampler.sample(
             arrays, slots, lambda index_P: self._stack(logits, len(index_P)), masks
         )

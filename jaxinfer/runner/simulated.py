@@ -71,7 +71,7 @@ class SimulatedRunner:
     def begin(self, plan: StepPlan, arrays: StepArrays) -> SimulatedStep:
         rows = arrays.sampled_rows
         keys = np.array([row.seq.key[0] for row in rows], np.int64)
-        positions = np.array([row.start + row.num_tokens for row in rows], np.int64)
+        positions = arrays.sampled_positions.astype(np.int64)
         tokens = self._first + (keys * 2654435761 + positions * 40503) % self._span
         self._free_at = max(self._free_at, time.perf_counter()) + self._cost.seconds(plan)
         return SimulatedStep(tokens.astype(np.int32), self._free_at, pooled_stand_in(plan))

@@ -37,8 +37,8 @@ def sample(
         draw_op: truncates and draws; None: the formulation of this package, made for CPUs.
 
     Returns:
-        Tokens with their health and log-probabilities, and the state with the tokens recorded. An unhealthy
-        row has token 0.
+        Tokens with their health and log-probabilities, and the state with the tokens recorded that count: all but
+        those behind a draft that was not sampled. An unhealthy row has token 0.
     """
     logits_PV = logits_PV.astype(jnp.float32)
 
@@ -53,7 +53,30 @@ def sample(
     # place.
     work = any_edit(inputs) | inputs.any_random | inputs.any_logprobs
     outputs = lax.cond(work, anything, greedy_only)
-    return outputs, record(state, inputs.slot_P, outputs.token_P)
+    return outputs, record(state, *_taken(inputs, outputs.token_P, state))
+
+
+def _taken(
+    inputs: SamplingInputs, token_P: jax.Array, state: SamplerState
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What to record: the slot of each row, the spare one for rows that do not count; the tokens; and the slot whose
+    newest token each row is."""
+    spare = state.newest_W.shape[0] - 1
+
+    def drafted() -> tuple[jax.Array, jax.Array]:
+        matches_P = jnp.pad(token_P[:-1] == inputs.draft_P[:-1], (1, 0))
+        counts_P = inputs.depth_P == 0
+
+        def deepen(_: int, counts_P: jax.Array) -> jax.Array:
+            return counts_P | (matches_P & jnp.pad(counts_P[:-1], (1, 0)))
+
+        counts_P = lax.fori_loop(0, inputs.history_PK.shape[1], deepen, counts_P)
+        followed_P = jnp.pad((inputs.depth_P[1:] > 0) & counts_P[1:], (0, 1))
+        slot_P = jnp.where(counts_P, inputs.slot_P, spare)
+        return slot_P, jnp.where(followed_P, spare, slot_P)
+
+    slot_P, newest_P = lax.cond(inputs.any_draft, drafted, lambda: (inputs.slot_P, inputs.slot_P))
+    return slot_P, token_P, newest_P
 
 
 def _sample(

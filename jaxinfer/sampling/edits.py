@@ -35,10 +35,18 @@ def _penalise(logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState)
     """Repetition penalty (CTRL, arXiv:1909.05858) over prompt and output; frequency and presence over
     the output.
     """
-    count_PV = state.output_counts_WV[inputs.slot_P]
+    count_PV = _add_history(state.output_counts_WV[inputs.slot_P], inputs)
     seen_PV = state.prompt_seen_WV[inputs.slot_P] | (count_PV > 0)
     repetition_P1 = inputs.repetition_penalty_P[:, None]
     weaker_PV = jnp.where(logits_PV > 0, logits_PV / repetition_P1, logits_PV * repetition_P1)
     logits_PV = jnp.where(seen_PV, weaker_PV, logits_PV)
     logits_PV -= inputs.frequency_penalty_P[:, None] * count_PV
     return logits_PV - inputs.presence_penalty_P[:, None] * (count_PV > 0)
+
+
+def _add_history(count_PV: jax.Array, inputs: SamplingInputs) -> jax.Array:
+    """Counts the drafts before a position as output, for it is sampled as if they were."""
+    if inputs.history_PK.shape[1] == 0:
+        return count_PV
+    row_P1 = jnp.arange(count_PV.shape[0])[:, None]
+    return count_PV.at[row_P1, inputs.history_PK].add(1, mode="drop")

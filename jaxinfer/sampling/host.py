@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,16 @@ class _Neutral:
     bias_ids_PB: jax.Array
     bias_values_PB: jax.Array
     named_ids_PX: jax.Array
+    draft_P: jax.Array
+    depth_P: jax.Array
+    history_PK: jax.Array
+
+
+class Drafts(NamedTuple):
+    """Drafts around the rows to sample: see ``draft_P`` and ``depth_P`` of ``SamplingInputs``."""
+
+    next: np.ndarray
+    depth: np.ndarray
 
 
 class SamplingTable:
@@ -88,10 +98,12 @@ class SamplingTable:
     Args:
         num_slots: batch slots; ``SamplerState`` has one more, for padded rows.
         vocab: V.
+        max_drafts: K.
     """
 
-    def __init__(self, num_slots: int, vocab: int) -> None:
+    def __init__(self, num_slots: int, vocab: int, max_drafts: int = 0) -> None:
         self._vocab = vocab
+        self._max_drafts = max_drafts
         self._spare = num_slots
         self._rows_W = np.zeros(num_slots + 1, _ROW)
         for slot in range(num_slots + 1):
@@ -160,6 +172,7 @@ class SamplingTable:
         positions: np.ndarray,
         bucket: int,
         masks: Mapping[int, np.ndarray] | None = None,
+        drafts: Drafts | None = None,
     ) -> SamplingInputs:
         """Inputs of a step.
 
@@ -168,6 +181,7 @@ class SamplingTable:
             positions: position of the token to be sampled in each row, int.
             bucket: P, at least the number of rows; the rest is padding.
             masks: row -> packed mask that replaces the table's own, where it depends on the tokens before.
+            drafts: of the rows, if there are any.
 
         Returns:
             NumPy arrays, which cost less to pass to a compiled function than to put on the device first, and
@@ -183,6 +197,7 @@ class SamplingTable:
         arrays |= {name: np.bool_(rows_P[column].any()) for name, column in _FLAGS.items()}
         masked_P = rows_P["mask"] | (position_P < rows_P["first_free"])
         arrays["any_mask"] = np.bool_(bool(masks) or masked_P.any())
+        arrays["any_draft"] = np.bool_(False)
         arrays |= vars(self._neutral_of(bucket))
         if arrays["any_mask"]:
             arrays["allowed_PX"] = self._allowed_of(slot_P, position_P, masked_P, masks or {})
@@ -190,6 +205,8 @@ class SamplingTable:
             arrays["bias_ids_PB"], arrays["bias_values_PB"] = self._bias_of(slot_P, rows_P["bias"])
         if arrays["any_named"]:
             arrays["named_ids_PX"] = self._named_of(slot_P, rows_P["named"])
+        if drafts is not None:
+            arrays |= self._drafts_of(drafts, bucket)
         return SamplingInputs(slot_P=cast(Any, slot_P), position_P=cast(Any, position_P), **arrays)
 
     def _row(self, params: SamplingParams, key: tuple[int, int]) -> np.ndarray:
@@ -219,6 +236,9 @@ class SamplingTable:
                 bias_ids_PB=jnp.zeros((bucket, MAX_LOGIT_BIAS), jnp.int32),
                 bias_values_PB=jnp.zeros((bucket, MAX_LOGIT_BIAS), jnp.float32),
                 named_ids_PX=jnp.zeros((bucket, MAX_LOGPROB_TOKEN_IDS), jnp.int32),
+                draft_P=jnp.full(bucket, -1, jnp.int32),
+                depth_P=jnp.zeros(bucket, jnp.int32),
+                history_PK=jnp.full((bucket, self._max_drafts), self._vocab, jnp.int32),
             )
         return self._neutral[bucket]
 
@@ -237,6 +257,18 @@ class SamplingTable:
         for r, mask_X in masks.items():
             allowed_PX[r] = mask_X
         return allowed_PX
+
+    def _drafts_of(self, drafts: Drafts, bucket: int) -> dict[str, Any]:
+        history_PK = np.full((bucket, self._max_drafts), self._vocab, np.int32)
+        for back in range(1, int(drafts.depth.max()) + 1):
+            deep = np.flatnonzero(drafts.depth >= back)
+            history_PK[deep, back - 1] = drafts.next[deep - back]
+        return {
+            "draft_P": _padded(drafts.next, bucket, -1),
+            "depth_P": _padded(drafts.depth, bucket, 0),
+            "history_PK": history_PK,
+            "any_draft": np.bool_(True),
+        }
 
     def _bias_of(self, slot_P: np.ndarray, biased_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ids_PB = np.zeros((len(slot_P), MAX_LOGIT_BIAS), np.int32)

@@ -25,7 +25,11 @@ class SamplingInputs:
         bias_ids_PB, bias_values_PB: int32 and float32; unused entries are (0, 0.0).
         named_ids_PX: int32 [P, MAX_LOGPROB_TOKEN_IDS], tokens whose log-probabilities are asked for by id.
         processed_logprobs_P: bool; log-probabilities of the processed law instead of the raw one.
-        any_penalty, any_mask, any_bias, any_random, any_truncation, any_logprobs, any_named: bool scalars
+        draft_P: int32, the draft that stands behind the position, or -1. Rows of a sequence follow each other; one
+            counts if the sample before it equals the draft between them.
+        depth_P: int32, drafts of the sequence before the position.
+        history_PK: int32, those drafts, for the penalties; V where there is none.
+        any_draft, any_penalty, any_mask, any_bias, any_random, any_truncation, any_logprobs, any_named: bool scalars
             that switch off the branches that no row needs.
 
     The host builds them as NumPy arrays where they are small; a compiled function takes both kinds.
@@ -46,6 +50,10 @@ class SamplingInputs:
     bias_values_PB: jax.Array
     named_ids_PX: jax.Array
     processed_logprobs_P: jax.Array
+    draft_P: jax.Array
+    depth_P: jax.Array
+    history_PK: jax.Array
+    any_draft: jax.Array
     any_penalty: jax.Array
     any_mask: jax.Array
     any_bias: jax.Array

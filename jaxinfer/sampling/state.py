@@ -25,13 +25,16 @@ def init_state(num_slots: int, vocab: int) -> SamplerState:
     )
 
 
-def record(state: SamplerState, slot_P: jax.Array, token_P: jax.Array) -> SamplerState:
-    """Adds one sampled token to each slot. Slots are distinct, except the spare one, whose content
-    means nothing.
+def record(state: SamplerState, slot_P: jax.Array, token_P: jax.Array, newest_P: jax.Array) -> SamplerState:
+    """Adds sampled tokens to their slots.
+
+    Args:
+        slot_P: of each token; the spare slot's content means nothing.
+        newest_P: slot whose newest token it is; distinct, except the spare one.
     """
     return replace(
         state,
-        newest_W=state.newest_W.at[slot_P].set(token_P),
+        newest_W=state.newest_W.at[newest_P].set(token_P),
         output_counts_WV=state.output_counts_WV.at[slot_P, token_P].add(1),
     )
 

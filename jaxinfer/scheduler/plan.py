@@ -16,6 +16,8 @@ class ScheduledRow(NamedTuple):
         samples: the last token's logits are sampled; False for prefill chunks that do not reach the end.
         epoch: the sequence's epoch when it was planned.
         num_outputs: tokens that the sequence had generated, those in flight included.
+        drafts: the row's last tokens, which are guesses: each of them, and the token before the first one, is sampled,
+            and a sample that equals the draft behind it makes the next sample count.
     """
 
     seq: Sequence
@@ -24,6 +26,12 @@ class ScheduledRow(NamedTuple):
     samples: bool
     epoch: int
     num_outputs: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Positions whose logits are sampled: those of the last tokens."""
+        return 1 + len(self.drafts) if self.samples else 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,11 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a row verifies drafts."""
+        return any(row.drafts for row in self.rows)
 
     @property
     def constrained(self) -> bool:

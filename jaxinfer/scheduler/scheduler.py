@@ -84,18 +84,28 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plans the next step; None if nothing can run before a result comes back."""
         self._pass = _Pass(self.config.max_num_batched_tokens)
-        for seq in list(self.running):
+        running = list(self.running)
+        for index, seq in enumerate(running):
             if self._pass.budget == 0:
                 break
             if seq.status is Status.RUNNING:
-                self._plan_running(seq)
+                self._plan_running(seq, len(running) - index - 1)
         self._admit_waiting()
         self._return_budget()
         return self._finish_pass()
 
-    def _plan_running(self, seq: Sequence) -> None:
+    def _plan_running(self, seq: Sequence, others: int) -> None:
+        """Plans the next tokens of a running sequence.
+
+        Args:
+            others: sequences behind it, whose next tokens matter more than its drafts.
+        """
         count = self._next_tokens(seq)
         if count == 0:
+            return
+        drafts = self._affordable_drafts(seq, count, others)
+        if drafts and self.kv.extend(seq, seq.num_computed + count + len(drafts)):
+            self._pass.plan(seq, count, drafts)
             return
         while not self.kv.extend(seq, seq.num_computed + count):
             victim = self.running[-1]
@@ -179,7 +189,8 @@ class Scheduler:
         victim = next((r for r in reversed(self.running) if r in self._pass.planned), None)
         if victim is None or victim.request.priority <= seq.request.priority:
             return False
-        self._pass.displaced.append((victim, self._pass.planned[victim]))
+        count = self._pass.planned[victim] - len(self._pass.drafts.get(victim, ()))
+        self._pass.displaced.append((victim, count))
         self._pass.cancel(victim)
         return True
 
@@ -213,6 +224,13 @@ class Scheduler:
             return 0
         return min(remaining, self._pass.budget, self._chunk_limit(seq, seq.num_computed))
 
+    def _affordable_drafts(self, seq: Sequence, count: int, others: int) -> tuple[int, ...]:
+        """The drafts that the next step may verify; none unless it computes the newest token."""
+        drafts, seq.drafts = seq.drafts, ()
+        if not drafts or seq.num_in_flight or seq.num_computed + count != seq.num_tokens:
+            return ()
+        return drafts[: max(0, self._pass.budget - count - others)]
+
     def _chunk_limit(self, seq: Sequence, computed: int) -> int:
         """Decodes are not limited; the chunk size applies to what is computed in bulk."""
         chunk = self.config.chunk_size
@@ -225,6 +243,7 @@ class Scheduler:
         self.running.remove(seq)
         seq.status = Status.WAITING
         seq.num_computed = seq.num_committed = 0
+        seq.drafts = ()
         seq.epoch += 1
         seq.preemptions += 1
         self._pass.preempted += 1
@@ -239,10 +258,11 @@ class Scheduler:
     def _finish_pass(self) -> StepPlan | None:
         rows = []
         for seq, count in self._pass.planned.items():
+            drafts = self._pass.drafts.get(seq, ())
             end = seq.num_computed + count
-            samples = end == seq.num_tokens and seq.max_tokens > 0
+            samples = end - len(drafts) == seq.num_tokens and seq.max_tokens > 0
             generated = len(seq.output_token_ids) + seq.num_in_flight
-            rows.append(ScheduledRow(seq, seq.num_computed, count, samples, seq.epoch, generated))
+            rows.append(ScheduledRow(seq, seq.num_computed, count, samples, seq.epoch, generated, drafts))
             seq.num_computed = end
             seq.num_in_flight += samples
         if not rows:
@@ -253,11 +273,18 @@ class Scheduler:
 
     # ---- results
 
-    def commit(self, row: ScheduledRow) -> None:
-        """Takes note that a row's K and V are computed and sound."""
-        if row.epoch == row.seq.epoch and row.seq.status is Status.RUNNING:
-            row.seq.num_committed = row.start + row.num_tokens
-            self.kv.commit(row.seq)
+    def commit(self, row: ScheduledRow, accepted: int = 0) -> None:
+        """Takes note that a row's K and V are computed and sound.
+
+        Args:
+            accepted: leading drafts that are tokens of the sequence by now. The others are to be computed again.
+        """
+        seq = row.seq
+        if row.epoch == seq.epoch and seq.status is Status.RUNNING:
+            seq.num_committed = row.start + row.num_tokens - len(row.drafts) + accepted
+            if row.drafts:
+                seq.num_computed = seq.num_committed
+            self.kv.commit(seq)
 
     def check_integrity(self) -> None:
         """Asserts that queues, slots and blocks agree."""
@@ -280,15 +307,19 @@ class _Pass:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.planned: dict[Sequence, int] = {}
+        self.drafts: dict[Sequence, tuple[int, ...]] = {}
         self.admitted: dict[Sequence, list[BlockCopy]] = {}
         self.displaced: list[tuple[Sequence, int]] = []
         self.preempted = 0
 
-    def plan(self, seq: Sequence, count: int) -> None:
+    def plan(self, seq: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         assert count > 0, "a planned sequence computes at least one token"
-        self.planned[seq] = count
-        self.budget -= count
+        self.planned[seq] = count + len(drafts)
+        self.budget -= count + len(drafts)
+        if drafts:
+            self.drafts[seq] = drafts
 
     def cancel(self, seq: Sequence) -> None:
+        self.drafts.pop(seq, None)
         self.budget += self.planned.pop(seq, 0)
         self.admitted.pop(seq, None)

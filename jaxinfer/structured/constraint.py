@@ -1,6 +1,7 @@
 """What a sequence may generate next, where that depends on the tokens before."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,10 @@ class Constraint(Protocol):
 
     def accept(self, token_id: int) -> bool:
         """Takes note of the next token. False: it is not allowed, and nothing is defined any more."""
+        ...
+
+    def fork(self) -> "Constraint":
+        """A copy that goes its own way: the masks along a path of drafts are filled by one."""
         ...
 
     def forced(self) -> list[int]:
@@ -53,6 +58,9 @@ class AllOf:
     def accept(self, token_id: int) -> bool:
         accepted = [part.accept(token_id) for part in self._parts]  # each of them must see the token
         return all(accepted)
+
+    def fork(self) -> "AllOf":
+        return AllOf([part.fork() for part in self._parts])
 
     def forced(self) -> list[int]:
         return []
@@ -109,6 +117,9 @@ class TokenRules:
         if self._longest:
             self._history = [*self._history, token_id][1 - self._longest :]
         return True
+
+    def fork(self) -> "TokenRules":
+        return copy(self)  # the history is replaced, never changed
 
     def forced(self) -> list[int]:
         return []

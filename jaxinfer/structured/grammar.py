@@ -1,5 +1,7 @@
 """Grammars by llguidance (github.com/guidance-ai/llguidance): which tokens may follow, as masks."""
 
+from copy import copy
+
 import numpy as np
 from llguidance import LLMatcher
 
@@ -50,6 +52,11 @@ class GrammarConstraint:
 
     def accept(self, token_id: int) -> bool:
         return self._matcher.consume_token(token_id)
+
+    def fork(self) -> "GrammarConstraint":
+        forked = copy(self)
+        forked._matcher = self._matcher.deep_copy()
+        return forked
 
     def forced(self) -> list[int]:
         if not self._jump or self._matcher.is_stopped():

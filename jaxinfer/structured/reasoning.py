@@ -1,6 +1,7 @@
 """Models that think first: a form that starts behind the reasoning, and a limit on the reasoning's length."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Literal
 
 import numpy as np
@@ -78,6 +79,11 @@ class Reasoning:
             self._think(token_id)
             return True
         return self._start(token_id)
+
+    def fork(self) -> "Reasoning":
+        forked = copy(self)  # its lists are replaced, never changed
+        forked._answer = None if self._answer is None else self._answer.fork()
+        return forked
 
     def forced(self) -> list[int]:
         if self._closing:

@@ -212,6 +212,7 @@ class Metrics(Struct):
         generation_time_ms: from the first token to the last.
         mean_itl_ms: time per output token behind the first.
         tokens_per_second: of the generation.
+        num_draft_tokens, num_accepted_tokens: drafts that were verified, and those of them that were right.
     """
 
     queue_time_ms: float | None
@@ -221,3 +222,5 @@ class Metrics(Struct):
     mean_itl_ms: float | None
     tokens_per_second: float | None
     num_preemptions: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0

@@ -213,7 +213,8 @@ def test_vllm_names_are_there_on_request(also):
     gauges = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"}
     counters = {
         "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens",
-        "request_success", "admission_rejections",
+        "request_success", "admission_rejections", "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos",
     }  # fmt: skip
     histograms = {
         "time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jaxinfer.batch.compile_plan import CompilePlan
-from jaxinfer.config import CacheConfig, CompileConfig, EngineConfig, ModelConfig, SchedulerConfig
+from jaxinfer.config import (
+    CacheConfig,
+    CompileConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
 from jaxinfer.engine.assembly import OutputAssembler
 from jaxinfer.engine.build import Engine, assemble
 from jaxinfer.engine.deltas import OutputDelta
@@ -28,7 +35,12 @@ SLOTS = 8
 
 
 def config(
-    *, block_size: int = 4, num_blocks: int = 64, prefix_caching: bool = True, **scheduler
+    *,
+    block_size: int = 4,
+    num_blocks: int = 64,
+    prefix_caching: bool = True,
+    speculative: SpeculativeConfig | None = None,
+    **scheduler,
 ) -> EngineConfig:
     """A configuration for tests; ``scheduler`` overrides the fields of that scope."""
     values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, **scheduler}
@@ -37,6 +49,7 @@ def config(
         cache=CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(**values),
         compile=CompileConfig(cache_dir="none"),
+        speculative=speculative or SpeculativeConfig(),
     )
 
 
@@ -56,10 +69,13 @@ def build(
     Args:
         shared_sampler: the plan's sampling buckets do not depend on the settings.
     """
-    plan = CompilePlan.make(settings.scheduler, max_model_len, settings.cache.block_size, len(windows))
+    drafts = settings.speculative.draft_limits
+    plan = CompilePlan.make(
+        settings.scheduler, max_model_len, settings.cache.block_size, len(windows), draft_limits=drafts
+    )
     if shared_sampler:
         assert settings.scheduler.max_num_seqs <= SLOTS
-        plan = replace(plan, max_num_seqs=SLOTS, row_buckets=(SLOTS,), scored_rows=SLOTS)
+        plan = replace(plan, max_num_seqs=SLOTS, row_buckets=(SLOTS + drafts[1],), scored_rows=SLOTS)
     assert settings.cache.num_blocks is not None
     return assemble(
         settings,

@@ -96,7 +96,10 @@ class TinyModel:
         assert settings.cache.num_blocks is not None
         assert settings.cache.num_blocks <= DEVICE_BLOCKS
         windows, groups = group_layers(kv_specs(self.config))
-        plan = CompilePlan.make(settings.scheduler, MAX_MODEL_LEN, settings.cache.block_size, len(windows))
+        drafts = settings.speculative.draft_limits
+        plan = CompilePlan.make(
+            settings.scheduler, MAX_MODEL_LEN, settings.cache.block_size, len(windows), draft_limits=drafts
+        )
         if not all_buckets:
             assert plan.max_num_seqs <= MAX_SEQS
             assert plan.token_buckets[-1] <= MAX_TOKENS
@@ -104,7 +107,7 @@ class TinyModel:
                 plan,
                 max_num_seqs=MAX_SEQS,
                 token_buckets=(plan.token_buckets[0], 8, MAX_TOKENS),
-                row_buckets=(MAX_SEQS,),
+                row_buckets=(MAX_SEQS + drafts[1],),
                 scored_rows=MAX_SEQS,
                 copied_blocks=8 * len(windows),
             )
