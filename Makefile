@@ -16,7 +16,7 @@ CLIENTS := lm-eval[api]==0.4.13 guidellm==0.8.1 schemathesis==4.32.5
 # Two processes; the tests of a file stay together, since they share models.
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: serve demo test test-all test-gpu-aot test-gpu-aot-quick kernel-tables compat matrix lint format clean
+.PHONY: serve demo test test-all test-kernels test-gpu-aot test-gpu-aot-quick kernel-tables compat matrix lint format clean
 
 serve: $(VENV)/installed
 	$(BIN)/jaxinfer serve --config $(CONFIG)
@@ -26,6 +26,10 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
+
+# The engine's tests once more with the GPU kernels, in Pallas's interpreter.
+test-kernels: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m "kernels and not slow" --kernels triton tests/engine $(PARALLEL)
 
 # Minutes: soak, clients nobody here wrote (after `make compat`), the default model through everything.
 test-all: $(VENV)/installed-dev

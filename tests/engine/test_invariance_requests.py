@@ -72,7 +72,9 @@ def check_prompt_logprobs(model: TinyModel, prompt: Sequence[int], output: Reque
         assert len(entry) <= 2
         for token, value in entry.items():
             assert abs(value.logprob - expected_V[token]) <= BOUND
-            assert value.rank == 1 + (expected_V > expected_V[token]).sum()
+            # Tokens that tie within the bound may stand on either side.
+            above = [(expected_V > expected_V[token] + bound).sum() for bound in (BOUND, -BOUND)]
+            assert 1 + above[0] <= value.rank <= above[1], "with the other bound the token counts itself"
 
 
 @pytest.mark.feature("prompt logprobs", "prefix cache")
