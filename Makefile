@@ -27,9 +27,10 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
-# The engine's tests once more with the GPU kernels, in Pallas's interpreter.
+# The engine's tests once more with the GPU kernels, in Pallas's interpreter; the whole GPU benchmark, in small.
 test-kernels: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "kernels and not slow" --kernels triton tests/engine $(PARALLEL)
+	$(BIN)/python -m pytest -m slow tests/benchmarks_gpu
 
 # Minutes: soak, clients nobody here wrote (after `make compat`), the default model through everything.
 test-all: $(VENV)/installed-dev

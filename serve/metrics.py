@@ -159,7 +159,7 @@ class ServerMetrics(Collector):
         yield success
         name = "spec_decode_num_accepted_tokens_per_pos"
         accepted = CounterMetricFamily(prefix + name, _HELP[name], labels=(*LABELS, "position"))
-        for position, count in enumerate(snapshot.accepted_by_depth):
+        for position, count in enumerate(snapshot.accepted_by_depth or (0,)):
             accepted.add_metric((*self._labels, str(position)), count)
         yield accepted
 

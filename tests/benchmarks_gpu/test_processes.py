@@ -25,6 +25,7 @@ def run(script: str, out: Path, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_everything_runs_on_a_bare_image(tmp_path: Path) -> None:
     hidden = (*BARE, "rich", "optax", "orbax")

@@ -78,8 +78,8 @@ class RopeKVWriteContract:
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_parity(self, shape: Shape) -> None:
-        """Queries, and every block but 0, have the bits of the reference; a norm's sum may be formed in another order,
-        which can move a value to a neighbouring one."""
+        """Queries, and every block but 0, have the bits of the reference. A norm's sum may be formed in another order,
+        which can move its results to neighbouring values, and what is rotated from them by the steps of the largest."""
         self._skip_bits(shape.kv_dtype)
 
         @settings(max_examples=10, deadline=None)
@@ -95,7 +95,7 @@ class RopeKVWriteContract:
             for a, b in pairs:
                 assert a.dtype == b.dtype
                 if shape.norms:
-                    assert _steps_apart(a, b) <= 1
+                    assert _steps_apart(a, b) <= 1 or _largest_steps_apart(a, b) <= 2
                 else:
                     np.testing.assert_array_equal(_bytes(a), _bytes(b))
 
@@ -142,3 +142,13 @@ def _steps_apart(a: jax.Array, b: jax.Array) -> int:
         lowest = np.iinfo(signed).min
         integers = [np.where(v < 0, lowest - v, v) for v in integers]
     return int(np.abs(integers[0] - integers[1]).max(initial=0))
+
+
+def _largest_steps_apart(a: jax.Array, b: jax.Array) -> float:
+    """The difference in steps of the largest value of each head: the difference of two products may cancel."""
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return np.inf  # integers, and the bits of values, are held to neighbouring ones
+    x, y = (np.asarray(v).astype(np.float64) for v in (a, b))
+    largest = np.abs(y).max(-1, keepdims=True, initial=0)
+    step = 2.0 ** (np.floor(np.log2(np.maximum(largest, 1e-30))) - jnp.finfo(a.dtype).nmant)
+    return float((np.abs(x - y) / step).max(initial=0))

@@ -14,7 +14,7 @@ from tests.support import engines
 from tests.support.servers import running_server
 from tests.support.tokenizers import ByteTokenizer
 
-pytestmark = pytest.mark.feature("benchmarks", "HTTP", "prefix caching")
+pytestmark = pytest.mark.feature("benchmarks", "http", "prefix cache")
 
 
 @pytest.fixture(scope="module")

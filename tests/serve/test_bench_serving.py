@@ -15,7 +15,7 @@ from serve.bench.serving import ServerError, run_serving
 from serve.cli import app
 from tests.support.fake_openai import FakeOpenAI, Timing, fake_openai
 
-pytestmark = pytest.mark.feature("benchmarks", "HTTP")
+pytestmark = pytest.mark.feature("benchmarks", "http")
 
 VLLM_KEYS = (
     "duration",

@@ -473,9 +473,9 @@ def test_reasoning_field_by_setting():
         message = ask(server, said)["choices"][0]["message"]
         assert message["reasoning"] == "hm"
         assert "reasoning_content" not in message
-        assert stream(server, said).choices[0] == Folded(
-            text="a", reasoning="hm", finish_reason="stop", chunks=stream(server, said).choices[0].chunks
-        )
+        folded = stream(server, said).choices[0]
+        # How many tokens a chunk holds depends on how quickly it is read.
+        assert folded == Folded(text="a", reasoning="hm", finish_reason="stop", chunks=folded.chunks)
 
 
 def test_usage_by_setting():

@@ -34,7 +34,7 @@ main(parser.parse_args())
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.feature("third-party clients", "HTTP"),
+    pytest.mark.feature("third-party clients", "http"),
 ]
 needs_venv = pytest.mark.skipif(
     not (VENV / "bin" / "python").exists(), reason="no environment with the clients; run make compat"

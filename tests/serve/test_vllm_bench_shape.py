@@ -14,7 +14,7 @@ from tests.support import engines
 from tests.support.servers import Server, running_server
 from tests.support.tokenizers import ByteTokenizer
 
-pytestmark = pytest.mark.feature("vllm bench serve", "HTTP")
+pytestmark = pytest.mark.feature("vllm bench serve", "http")
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 

@@ -113,9 +113,27 @@ SPD_04 = {
 }
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+FEATURES = {
+    "bias, allowed ids, bad words": ("logit_bias", "bad_words", "bad_phrase", "allowed_token_ids"),
+    "penalties": ("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    "sampling": ("min_p", "top_k", "top_p"),
+    "seeds": ("seed",),
+    "stop strings and ids": ("min_tokens", "stop_token_ids", "stop"),
+    "logprobs": ("logprobs", "grammar_logprobs"),
+    "n > 1": ("n",),
+    "structured output": ("grammar", "grammar_logprobs"),
+}
+"""Which parameters belong to which feature of the support matrix."""
+
+
+def _marked(name: str):
+    features = [feature for feature, names in FEATURES.items() if name in names]
+    return pytest.param(name, marks=pytest.mark.feature(*features))
+
+
+@pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.feature("overlap"))])
 @pytest.mark.parametrize("speculative", [NGRAM, FEW], ids=["ngram", "few"])
-@pytest.mark.parametrize("name", SPD_04)
+@pytest.mark.parametrize("name", [_marked(name) for name in SPD_04])
 def test_spd_04_every_parameter_holds_at_every_position(name, speculative, overlap):
     """Tokens, log-probabilities and ends are those without speculation, also at positions behind accepted drafts."""
     values = {"temperature": 0.0, "max_tokens": 14, **SPD_04[name]}
@@ -135,7 +153,8 @@ def test_spd_04_every_parameter_holds_at_every_position(name, speculative, overl
             assert x.logprobs == y.logprobs
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.feature("preemption", "structured output", "chunked prefill", "seeds")
+@pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.feature("overlap"))])
 @pytest.mark.parametrize("speculative", [NGRAM, FEW], ids=["ngram", "few"])
 def test_spd_05_preemption_drops_drafts(speculative, overlap):
     """A pool too small for two requests with a grammar: both lose their blocks, and get the uninterrupted answer."""

@@ -7,12 +7,13 @@ from tests.support import engines
 from tests.support.servers import running_server
 from tests.support.tokenizers import ByteTokenizer
 
-pytestmark = pytest.mark.feature("n-gram speculation", "http")
+pytestmark = pytest.mark.feature("n-gram speculation", "http", "completions")
 
 NGRAM = SpeculativeConfig(drafter="ngram", max_drafts=4, max_step_drafts=8)
 BODY = {"model": "test", "prompt": "ABCABC", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
 
 
+@pytest.mark.feature("metrics", "vLLM names")
 def test_metrics_count_drafts_and_answers_tell_their_share():
     script = engines.static_script({65: 5.0})
     engine = engines.scripted(script, engines.config(speculative=NGRAM), tokenizer=ByteTokenizer())
@@ -40,6 +41,7 @@ def test_metrics_count_drafts_and_answers_tell_their_share():
     assert by_position == sorted(by_position, reverse=True)
 
 
+@pytest.mark.feature("streaming")
 def test_a_stream_holds_the_same_text_in_fewer_pieces():
     def events(speculative: SpeculativeConfig) -> list[str]:
         config = engines.config(speculative=speculative)

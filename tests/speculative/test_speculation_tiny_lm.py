@@ -81,6 +81,7 @@ def test_the_same_together_as_alone_without_speculation(model, solo, options):
         assert stats.preemptions > 0
 
 
+@pytest.mark.feature("prefix cache")
 def test_prefix_hits_of_a_conversation_are_those_without_speculation(model):
     """Each turn finds what the turns before it computed, accepted drafts included."""
     hits = []
