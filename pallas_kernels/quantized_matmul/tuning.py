@@ -88,15 +88,17 @@ def choose(generation: Generation, of: Facts) -> Choice:
     if of.itemsize == 4:  # Without tensor cores: small tiles, since operands live in registers.
         columns = min(columns, 32)
         return Choice(32, 16, columns, _splits(generation, of, 32, 16, columns), 4, 2)
+    few_registers = generation in ("ampere", "ada") and of.group is not None
     if of.tokens <= MOST_SMALL:
         # Two warps rule out wgmma, whose operand layout costs a Hopper multiprocessor twice the instructions to
         # convert 4-bit weights, so that they and not the memory would limit it.
         block_o, block_m = 64, max(of.tokens, 8)
         splits = _splits(generation, of, block_o, block_m, columns)
+        if few_registers and of.format == "int8":  # two warps would spill
+            return Choice(block_o, block_m, columns, splits, 4, 3)
         return Choice(block_o, block_m, columns, splits, 2 if block_m <= 32 else 4, 4 if block_m <= 32 else 3)
     columns = min(columns, 64)
     # Without wgmma, sums of groups beside those of the whole take more registers than there are for 128 tokens.
-    few_registers = generation in ("ampere", "ada") and of.group is not None
     block_m = 64 if few_registers and (of.format == "int8" or of.group != TILE) else 128
     splits = _splits(generation, of, 128, block_m, columns)
     return Choice(128, block_m, columns, splits, 8, 3)

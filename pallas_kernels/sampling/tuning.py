@@ -11,6 +11,8 @@ _TABLE = TuningTable(Path(__file__).with_name("tuning.json"))
 # Enough programs for the largest card (132 multiprocessors), twice.
 _PROGRAMS = 264
 _GROUP = 128
+# Beyond it a program holds so many groups that chunks of 64 spill registers (seen at 262,144 tokens).
+_LARGE_VOCAB = 200_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def choose(generation: Generation, rows: int, vocab: int) -> Choice:
     groups = 32
     while groups > 4 and rows * math.ceil(vocab / _GROUP / groups) < _PROGRAMS:
         groups //= 2
-    return Choice(groups, max(1, groups // 8), 64, 8)
+    chunk = 64 if vocab <= _LARGE_VOCAB else 16
+    return Choice(groups, max(1, groups // 8), chunk, 8)
 
 
 def candidates(generation: Generation, rows: int, vocab: int) -> tuple[Choice, ...]:

@@ -44,14 +44,17 @@ def choose(generation: Generation, rows: int, vocab: int) -> Choice:
     groups = 32
     while groups > 4 and rows * math.ceil(vocab / _GROUP / groups) < _PROGRAMS:
         groups //= 2
-    return Choice(4096, 8, groups, max(1, groups // 4))
+    row_warps = 4 if generation == "ampere" else 8  # eight spill on the A100
+    return Choice(4096, row_warps, groups, max(1, groups // 4))
 
 
 def candidates(generation: Generation, rows: int, vocab: int) -> tuple[Choice, ...]:
     """Choices worth measuring for a shape."""
     found = [choose(generation, rows, vocab)]
     for tile in (2048, 4096):
-        found += [Choice(tile, 8, groups, max(1, groups // 4)) for groups in (4, 8, 16, 32)]
+        found += [
+            Choice(tile, warps, groups, max(1, groups // 4)) for groups in (4, 8, 16, 32) for warps in (4, 8, 16)
+        ]
     return tuple(dict.fromkeys(found))
 
 
