@@ -53,7 +53,9 @@ def candidates(generation: Generation, rows: int, vocab: int) -> tuple[Choice, .
     found = [choose(generation, rows, vocab)]
     for tile in (2048, 4096):
         found += [
-            Choice(tile, warps, groups, max(1, groups // 4)) for groups in (4, 8, 16, 32) for warps in (4, 8, 16)
+            Choice(tile, warps, groups, max(1, groups // 4))
+            for groups in (4, 8, 16, 32)
+            for warps in (4, 8, 16)
         ]
     return tuple(dict.fromkeys(found))
 
