@@ -11,7 +11,7 @@ _TABLE = TuningTable(Path(__file__).with_name("tuning.json"))
 # Enough programs for the largest card (132 multiprocessors), twice.
 _PROGRAMS = 264
 _GROUP = 128
-# Beyond it a program holds so many groups that chunks of 64 spill registers (seen at 262,144 tokens).
+# Beyond it a program holds so many groups that chunks of 64 spill registers on Hopper, and those of 16 elsewhere.
 _LARGE_VOCAB = 200_000
 
 
@@ -46,7 +46,7 @@ def choose(generation: Generation, rows: int, vocab: int) -> Choice:
     groups = 32
     while groups > 4 and rows * math.ceil(vocab / _GROUP / groups) < _PROGRAMS:
         groups //= 2
-    chunk = 64 if vocab <= _LARGE_VOCAB else 16
+    chunk = 16 if vocab > _LARGE_VOCAB and generation == "hopper" else 64
     return Choice(groups, max(1, groups // 8), chunk, 8)
 
 

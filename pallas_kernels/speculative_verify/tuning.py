@@ -44,7 +44,7 @@ def choose(generation: Generation, rows: int, vocab: int) -> Choice:
     groups = 32
     while groups > 4 and rows * math.ceil(vocab / _GROUP / groups) < _PROGRAMS:
         groups //= 2
-    row_warps = 4 if generation == "ampere" else 8  # eight spill on the A100
+    row_warps = 16 if generation == "ampere" and rows > 32 else 8  # eight spill on the A100 with many rows
     return Choice(4096, row_warps, groups, max(1, groups // 4))
 
 
