@@ -1,6 +1,6 @@
 """Time of each op per layer on the CPU, at the loads of small models: a table per op.
 
-usage: python benchmarks/ops_cpu.py [--only attention linear kv_write grouped_matmul] [--repetitions 15]
+usage: python benchmarks/ops_cpu.py [--only attention rope_kv_write linear kv_write grouped_matmul] [--repetitions 15]
 
 Variants alternate within one run, so that their ratios hold on a machine with other work; "processor" is the time of
 all cores. Every call walks over several layers with their own pools or weights, as a model does, so that nothing
@@ -24,7 +24,11 @@ from pallas_kernels.kv_storage import as_stored, storage_dtype
 from pallas_kernels.kv_write import xla as kv_write_xla
 from pallas_kernels.linear import xla as linear_xla
 from pallas_kernels.linear import xla_cpu as linear_xla_cpu
+from pallas_kernels.native import library
+from pallas_kernels.ragged_paged_attention import native as attention_native
 from pallas_kernels.ragged_paged_attention import xla as attention_xla
+from pallas_kernels.rope_kv_write import native as rope_native
+from pallas_kernels.rope_kv_write import xla as rope_xla
 
 S = 16
 LAYERS = 4
@@ -33,7 +37,11 @@ LOADS = {
     "1 decode, 384 tokens": ([1], [384], 1),
     "8 decodes, 64-384 tokens": ([1] * 8, list(range(64, 385, 45)), 8),
     "32 decodes, 64-384 tokens": ([1] * 32, list(range(64, 384, 10)), 32),
+    "1 decode, 4096 tokens": ([1], [4096], 1),
+    "8 decodes, 1024 tokens": ([1] * 8, [1024] * 8, 8),
+    "64 decodes, 256 tokens": ([1] * 64, [256] * 64, 64),
     "1 prompt of 512": ([512], [512], 512),
+    "1 prompt of 1024": ([1024], [1024], 1024),
     "4 prompts of 128": ([128] * 4, [128] * 4, 512),
     "31 decodes and a prompt of 225": ([1] * 31 + [225], [*range(64, 374, 10), 225], 256),
     "32 drafts of 5": ([5] * 32, list(range(64, 384, 10)), 256),
@@ -45,6 +53,8 @@ WEIGHTS = {
     "down": (576, 1536),
     "head": (49152, 576),
 }
+ATTENTION = {"xla": attention_xla.ragged_paged_attention, "native": attention_native.ragged_paged_attention}
+ROPE = {"xla": rope_xla.rope_kv_write, "native": rope_native.rope_kv_write}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -76,19 +86,30 @@ def measure(title: str, columns: tuple[str, ...], variants: list[Variant], repet
     Console().print(table)
 
 
+def built(backends: dict[str, Callable]) -> dict[str, Callable]:
+    """The backends that this installation has."""
+    return {name: op for name, op in backends.items() if name != "native" or library.available()[0]}
+
+
 def attention(repetitions: int) -> None:
-    """Loads x models x cache dtypes."""
-    variants = []
-    for model, (H, K, h) in HEADS.items():
+    """Models x loads x cache dtypes x backends."""
+    for model, heads in HEADS.items():
+        variants = []
         for load, (lengths, contexts, T) in LOADS.items():
             for cache in (jnp.float32, jnp.bfloat16):
-                call = attention_call(lengths, contexts, T, (H, K, h), cache)
-                variants.append(Variant((model, load, jnp.dtype(cache).name), call, LAYERS))
-    measure("attention", ("model", "load", "KV cache"), variants, repetitions)
+                for backend, op in built(ATTENTION).items():
+                    call = attention_call(op, lengths, contexts, T, heads, cache)
+                    variants.append(Variant((load, jnp.dtype(cache).name, backend), call, LAYERS))
+        measure(f"attention, {model}", ("load", "KV cache", "backend"), variants, repetitions)
 
 
 def attention_call(
-    lengths: list[int], contexts: list[int], T: int, heads: tuple[int, int, int], cache: jnp.dtype
+    op: Callable[..., jax.Array],
+    lengths: list[int],
+    contexts: list[int],
+    T: int,
+    heads: tuple[int, int, int],
+    cache: jnp.dtype,
 ) -> Callable[[], jax.Array]:
     """Attention of ``LAYERS`` layers on a batch; blocks of the pool are in random order."""
     H, K, h = heads
@@ -108,7 +129,7 @@ def attention_call(
     @jax.jit
     def layers(q_THh: jax.Array, pools: list[jax.Array], batch: list[jax.Array]) -> jax.Array:
         for k_NKSh, v_NKSh in zip(pools[::2], pools[1::2]):
-            q_THh = attention_xla.ragged_paged_attention(q_THh, k_NKSh, v_NKSh, *batch, scale=h**-0.5)
+            q_THh = op(q_THh, k_NKSh, v_NKSh, *batch, scale=h**-0.5)
         return q_THh
 
     return lambda: layers(q_THh, pools, batch)
@@ -143,6 +164,37 @@ def linear_call(op: Callable[..., jax.Array], x_TI: jax.Array, w: list[jax.Array
         return total
 
     return lambda: chain(x_TI, w)
+
+
+def rope_kv_write(repetitions: int) -> None:
+    """Cache dtypes x tokens x backends at the heads of SmolLM2, with donated pools."""
+    variants = []
+    H, K, h = HEADS["SmolLM2"]
+    for cache in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn):
+        for T in (1, 32, 512):
+            for backend, op in built(ROPE).items():
+                call = rope_call(op, T, (H, K, h), storage_dtype(cache, jax.default_backend()))
+                variants.append(Variant((jnp.dtype(cache).name, str(T), backend), call, 1))
+    measure("rope_kv_write", ("KV cache", "tokens", "backend"), variants, repetitions)
+
+
+def rope_call(
+    op: Callable[..., tuple[jax.Array, ...]], T: int, heads: tuple[int, int, int], stored: jnp.dtype
+) -> Callable[[], jax.Array]:
+    """One layer's rotation and write, into pools that the next call gets."""
+    H, K, h = heads
+    pools = [jnp.zeros((2000, K, S, h), stored) for _ in range(2)]
+    qkv_TAh, angle_Ti = jnp.ones((T, H + 2 * K, h)), jnp.ones((T, h // 2))
+    one_K, slot_T = jnp.ones(K), S + jnp.arange(T, dtype=jnp.int32)
+    jitted = jax.jit(op, donate_argnums=(3, 4))
+
+    def call() -> jax.Array:
+        q_THh, *pools[:] = jitted(
+            qkv_TAh, angle_Ti, angle_Ti, *pools, slot_T, k_scale_K=one_K, v_scale_K=one_K
+        )
+        return q_THh
+
+    return call
 
 
 def kv_write(repetitions: int) -> None:
@@ -180,7 +232,13 @@ def grouped_matmul(repetitions: int) -> None:
 
 def main() -> None:
     """Measures the ops that were asked for."""
-    ops = {"attention": attention, "linear": linear, "kv_write": kv_write, "grouped_matmul": grouped_matmul}
+    ops = {
+        "attention": attention,
+        "rope_kv_write": rope_kv_write,
+        "linear": linear,
+        "kv_write": kv_write,
+        "grouped_matmul": grouped_matmul,
+    }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

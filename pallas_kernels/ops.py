@@ -16,7 +16,9 @@ class Ops:
     Attributes:
         attention: ``ragged_paged_attention``.
         rope_kv_write: ``rope_kv_write``.
-        linear: ``linear``.
+        linear: ``linear``; takes weights as arrays, and packed in one of ``packed_formats``.
+        rows: ``rows`` of ``linear``: looks rows of a weight up; takes the same weights.
+        packed_formats: formats of ``PackedWeight`` that are computed with as they are; empty: arrays only.
         grouped_matmul: ``grouped_matmul``.
         truncated_draw: ``truncated_draw`` of ``sampling``; None: the sampler's own formulation, which is made for CPUs.
         platform: "cpu" or "gpu": the kind of device that the ops are made for, which decides how pools are held.
@@ -25,6 +27,8 @@ class Ops:
     attention: Callable[..., jax.Array]
     rope_kv_write: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
     linear: Callable[..., jax.Array]
+    rows: Callable[..., jax.Array]
     grouped_matmul: Callable[..., jax.Array]
     truncated_draw: Callable[..., Draws] | None
     platform: Literal["cpu", "gpu"]
+    packed_formats: tuple[str, ...] = ()

@@ -5,25 +5,23 @@ from dataclasses import replace
 
 from pallas_kernels.gpus import Generation
 from pallas_kernels.grouped_matmul import reference as grouped_matmul_reference
-from pallas_kernels.grouped_matmul import triton as grouped_matmul_triton
 from pallas_kernels.grouped_matmul import xla as grouped_matmul_xla
 from pallas_kernels.grouped_matmul import xla_gpu as grouped_matmul_xla_gpu
+from pallas_kernels.linear import native as linear_native
 from pallas_kernels.linear import reference as linear_reference
 from pallas_kernels.linear import xla as linear_xla
 from pallas_kernels.linear import xla_cpu as linear_xla_cpu
+from pallas_kernels.linear.formats import FORMATS
+from pallas_kernels.native import library as native_library
 from pallas_kernels.ops import Ops
-from pallas_kernels.preferred import Preferred
-from pallas_kernels.ragged_paged_attention import mosaic as attention_mosaic
+from pallas_kernels.ragged_paged_attention import native as attention_native
 from pallas_kernels.ragged_paged_attention import reference as attention_reference
-from pallas_kernels.ragged_paged_attention import triton as attention_triton
 from pallas_kernels.ragged_paged_attention import xla as attention_xla
+from pallas_kernels.rope_kv_write import native as rope_kv_write_native
 from pallas_kernels.rope_kv_write import reference as rope_kv_write_reference
-from pallas_kernels.rope_kv_write import triton as rope_kv_write_triton
 from pallas_kernels.rope_kv_write import xla as rope_kv_write_xla
-from pallas_kernels.sampling import triton as sampling_triton
-from pallas_kernels.sampling import xla as sampling_xla
 
-BACKENDS = ("auto", "xla", "triton", "mosaic", "reference")
+BACKENDS = ("auto", "xla", "native", "triton", "mosaic", "reference")
 INTERPRETED: Generation = "hopper"
 """What kernels are compiled for where no GPU is: in the interpreter it decides tuning choices only."""
 
@@ -33,6 +31,7 @@ _XLA_GPU = Ops(
     attention=attention_xla.ragged_paged_attention,
     rope_kv_write=rope_kv_write_xla.rope_kv_write,
     linear=linear_xla.linear,
+    rows=linear_xla.rows,
     grouped_matmul=grouped_matmul_xla_gpu.grouped_matmul,
     truncated_draw=None,
     platform="gpu",
@@ -40,10 +39,19 @@ _XLA_GPU = Ops(
 _XLA_CPU = replace(
     _XLA_GPU, linear=linear_xla_cpu.linear, grouped_matmul=grouped_matmul_xla.grouped_matmul, platform="cpu"
 )
+_NATIVE = replace(
+    _XLA_CPU,
+    attention=attention_native.ragged_paged_attention,
+    rope_kv_write=rope_kv_write_native.rope_kv_write,
+    linear=linear_native.linear,
+    rows=linear_native.rows,
+    packed_formats=tuple(FORMATS),
+)
 _REFERENCE = Ops(
     attention=attention_reference.ragged_paged_attention,
     rope_kv_write=rope_kv_write_reference.rope_kv_write,
     linear=linear_reference.linear,
+    rows=linear_xla.rows,
     grouped_matmul=grouped_matmul_reference.grouped_matmul,
     truncated_draw=None,
     platform="cpu",
@@ -54,9 +62,10 @@ def select_ops(backend: str, platform: str, strict: bool, generation: Generation
     """The ops a model runs with.
 
     Args:
-        backend: "xla", "triton", "reference", or "auto" for the fastest one that exists for the platform: "triton" on
-            GPUs. "mosaic" is "triton" with Hopper's own attention of prefill chunks, which becomes the automatic choice
-            once it is measured to be faster. Without a GPU Triton kernels run in Pallas's interpreter, for tests.
+        backend: "xla", "native", "triton", "reference", or "auto" for the fastest one that exists for the platform:
+            "triton" on GPUs, "native" on CPUs where its library is built. "mosaic" is "triton" with Hopper's own
+            attention of prefill chunks, which becomes the automatic choice once it is measured to be faster. Without a
+            GPU Triton kernels run in Pallas's interpreter, for tests.
         platform: what ``jax.default_backend()`` says: "cpu", "gpu" (also "cuda", "rocm") or "tpu".
         strict: a fallback to XLA is an error instead of a warning, at start-up or when an op is first called with
             arguments that its kernel does not support.
@@ -64,7 +73,7 @@ def select_ops(backend: str, platform: str, strict: bool, generation: Generation
 
     Raises:
         ValueError: unknown backend.
-        RuntimeError: a fallback under ``strict``, or "mosaic" without a GPU.
+        RuntimeError: a fallback under ``strict``, "mosaic" without a GPU, or "native" with one.
     """
     if backend not in BACKENDS:
         raise ValueError(f"kernel backend {backend!r} is unknown; allowed: {', '.join(BACKENDS)}")
@@ -76,7 +85,19 @@ def select_ops(backend: str, platform: str, strict: bool, generation: Generation
         raise RuntimeError("kernels: mosaic needs a GPU")
     if backend == "triton" and platform == "cpu":
         logger.warning("kernels: triton in the interpreter (%s, on cpu); this is slow, and for tests", asked)
-        return _triton(INTERPRETED, strict, interpret=True)
+        return _gpu_ops(INTERPRETED, strict, interpret=True)
+    if platform == "cpu" and backend in ("auto", "native"):
+        usable, why = native_library.available()
+        if usable:
+            logger.info("kernels: native (%s, on cpu)", asked)
+            return _NATIVE
+        if strict and backend == "native":
+            raise RuntimeError(f"kernels: {why}, and strict forbids the fallback to xla")
+        logger.log(
+            logging.WARNING if backend == "native" else logging.INFO, "kernels: not native, because %s", why
+        )
+    if backend == "native" and platform != "cpu":
+        raise RuntimeError("kernels: native needs a CPU")
     if platform == "cpu":
         logger.info("kernels: xla (%s, on cpu)", asked)
         return _XLA_CPU
@@ -91,56 +112,12 @@ def select_ops(backend: str, platform: str, strict: bool, generation: Generation
         return _XLA_GPU
     name = "mosaic" if backend == "mosaic" else "triton"
     logger.info("kernels: %s (%s, for a GPU of generation %s)", name, asked, generation)
-    ops = _triton(generation, strict, interpret=False)
-    return _with_mosaic(ops, generation) if backend == "mosaic" else ops
+    return _gpu_ops(generation, strict, mosaic=backend == "mosaic")
 
 
-def _triton(generation: Generation, strict: bool, interpret: bool) -> Ops:
-    """Triton kernels; what one does not support goes to XLA. Plain products stay with XLA, which calls cuBLAS."""
+def _gpu_ops(generation: Generation, strict: bool, *, interpret: bool = False, mosaic: bool = False) -> Ops:
+    # Imported where it is needed: Pallas's GPU languages are a quarter of the time that all imports of a start take.
+    from pallas_kernels.select_gpu import triton_ops, with_mosaic
 
-    def preferred(name: str, kernel, supports, fallback) -> Preferred:  # type: ignore[no-untyped-def]
-        return Preferred(name, "triton", kernel, supports, fallback, generation, strict, interpret)
-
-    return Ops(
-        attention=preferred(
-            "attention",
-            attention_triton.ragged_paged_attention,
-            attention_triton.supports,
-            _XLA_GPU.attention,
-        ),
-        rope_kv_write=preferred(
-            "rope_kv_write",
-            rope_kv_write_triton.rope_kv_write,
-            rope_kv_write_triton.supports,
-            _XLA_GPU.rope_kv_write,
-        ),
-        linear=_XLA_GPU.linear,
-        grouped_matmul=preferred(
-            "grouped_matmul",
-            grouped_matmul_triton.grouped_matmul,
-            grouped_matmul_triton.supports,
-            _XLA_GPU.grouped_matmul,
-        ),
-        truncated_draw=preferred(
-            "truncated_draw",
-            sampling_triton.truncated_draw,
-            sampling_triton.supports,
-            sampling_xla.truncated_draw,
-        ),
-        platform="gpu",
-    )
-
-
-def _with_mosaic(ops: Ops, generation: Generation) -> Ops:
-    """Mosaic attention where it can serve; the rest goes to Triton, which ``strict`` does not forbid."""
-    attention = Preferred(
-        "attention",
-        "mosaic",
-        attention_mosaic.ragged_paged_attention,
-        attention_mosaic.supports,
-        ops.attention,
-        generation,
-        strict=False,
-        interpret=False,
-    )
-    return replace(ops, attention=attention)
+    ops = triton_ops(_XLA_GPU, generation, strict, interpret)
+    return with_mosaic(ops, generation) if mosaic else ops

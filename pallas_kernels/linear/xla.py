@@ -32,3 +32,8 @@ def add_bias(y_TO: jax.Array, bias_O: jax.Array | None, dtype: jnp.dtype) -> jax
     if bias_O is not None:
         y_TO = y_TO + bias_O.astype(jnp.float32)
     return y_TO.astype(dtype)
+
+
+def rows(w_OI: jax.Array, ids_T: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Rows of a weight, ``[T, I]`` in ``dtype``."""
+    return w_OI[ids_T].astype(dtype)

@@ -8,9 +8,9 @@ times for 32, the same for 64, less for 128 (Zen 3, weights of 3072 x 576 and 49
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.linear.xla import add_bias, product, supports
+from pallas_kernels.linear.xla import add_bias, product, rows, supports
 
-__all__ = ["linear", "product_cpu", "supports"]
+__all__ = ["linear", "product_cpu", "rows", "supports"]
 
 MAX_ROWS_WEIGHT_FIRST = 48
 

@@ -1,24 +1,61 @@
 """The choice of backends."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
 
+from pallas_kernels.linear import native as linear_native
 from pallas_kernels.linear import xla as linear_xla
 from pallas_kernels.linear import xla_cpu
+from pallas_kernels.native import library
 from pallas_kernels.preferred import Preferred
+from pallas_kernels.ragged_paged_attention import native as attention_native
+from pallas_kernels.ragged_paged_attention import xla as attention_xla
+from pallas_kernels.rope_kv_write import native as rope_kv_write_native
 from pallas_kernels.rope_kv_write import reference, triton, xla
 from pallas_kernels.select import select_ops
 
 
-def test_cpu_gets_the_cpu_formulations(caplog: pytest.LogCaptureFixture) -> None:
+def test_cpu_gets_the_native_library_if_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        ops = select_ops("auto", "cpu", strict=True)
+    usable, why = library.available()
+    assert ops.linear is (linear_native.linear if usable else xla_cpu.linear)
+    assert ops.attention is (attention_native if usable else attention_xla).ragged_paged_attention
+    assert ops.rope_kv_write is (rope_kv_write_native if usable else xla).rope_kv_write
+    assert bool(ops.packed_formats) == usable
+    assert ops.platform == "cpu"
+    assert ("native (automatic choice" if usable else why) in caplog.text
+
+
+def test_without_the_native_library_the_cpu_formulations_serve(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "available", lambda: (False, "there is no compiler"))
     with caplog.at_level(logging.INFO):
         ops = select_ops("auto", "cpu", strict=True)
     assert ops.linear is xla_cpu.linear
     assert ops.rope_kv_write is xla.rope_kv_write
-    assert ops.platform == "cpu"
-    assert len(caplog.records) == 1
-    assert "automatic choice" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+    assert "there is no compiler" in caplog.text
+    assert select_ops("native", "cpu", strict=False) == select_ops("xla", "cpu", strict=True) == ops
+    with pytest.raises(RuntimeError, match="there is no compiler, and strict forbids"):
+        select_ops("native", "cpu", strict=True)
+    with pytest.raises(RuntimeError, match="native needs a CPU"):
+        select_ops("native", "gpu", strict=False, generation="ampere")
+
+
+def test_a_start_on_a_cpu_does_not_import_the_languages_of_gpus() -> None:
+    code = (
+        "import sys, jaxinfer.engine.build; from pallas_kernels.select import select_ops; "
+        "select_ops('auto', 'cpu', True); print([m for m in sys.modules if m.startswith('jax.experimental.pallas')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_reference_only_when_asked() -> None:
@@ -79,5 +116,5 @@ def test_fallback_is_a_warning_and_under_strict_an_error(
 
 
 def test_unknown_backend_names_the_allowed_ones() -> None:
-    with pytest.raises(ValueError, match="auto, xla, triton, mosaic, reference"):
+    with pytest.raises(ValueError, match="auto, xla, native, triton, mosaic, reference"):
         select_ops("cuda", "gpu", strict=False)

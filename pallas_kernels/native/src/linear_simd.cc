@@ -1,0 +1,305 @@
+// y = x @ w.T for packed weights: the inner loops. Compiled once per SIMD level.
+//
+// Every output is summed in one fixed order, whatever the other rows are, how many there are, how wide the vectors are
+// or which thread computes it: input by input within a block, with one fused multiply-add each, then block by block,
+// multiplied by the block's factors. A lane of a register is one output, so nothing is ever summed across lanes.
+#include <utility>
+
+#include "linear_formats.h"
+#include "linear_kernels.h"
+
+namespace jaxinfer::SIMD_NAMESPACE {
+namespace {
+
+// Sums fit the registers: 12 of 16 (AVX2), 12 of 32 (AVX-512; enough to hide the latency of two units).
+constexpr int kMaxRows = 12 / kVectors;
+// From so many rows on, codes are turned into floats once for all rows, not once for each group of rows.
+constexpr int64_t kUnpackRows = 6;
+// Unpacked codes that stay in the first-level cache while all groups of rows meet them.
+constexpr int kSliceInputs = 64;
+
+template <int Rows>
+using Sums = Floats[Rows][kVectors];
+
+// Where a block's numbers come from. Packed: straight from the weight, which streams through the cache.
+template <class F>
+struct Packed {
+  using Format = F;
+  static constexpr int kPeriod = Format::kPeriod, kBlocks = Format::kUnit / Format::kBlock;
+  static constexpr int kBlockBytes = Format::kBlock / kPeriod * Format::kPeriodBytes;
+  static constexpr int kPrefetchBytes = 2048;
+
+  const uint8_t* unit;
+  int64_t block;
+
+  Packed(const uint8_t* tile, int64_t first) : unit(tile + first / kBlocks * Format::kUnitBytes), block(first % kBlocks) {}
+
+  JAXINFER_INLINE const uint8_t* period(int p) const {
+    const uint8_t* at = unit + block * kBlockBytes + p * Format::kPeriodBytes;
+    for (int line = 0; line < Format::kPeriodBytes; line += 64) __builtin_prefetch(at + kPrefetchBytes + line);
+    return at;
+  }
+  template <int K>
+  static JAXINFER_INLINE Floats code(const uint8_t* period, int v) {
+    return Format::template code<K>(period, v);
+  }
+  JAXINFER_INLINE Floats scale(int v) const { return Format::scale(unit + Format::kCodeBytes, static_cast<int>(block), v); }
+  JAXINFER_INLINE Floats minimum(int v) const {
+    return Format::minimum(unit + Format::kCodeBytes, static_cast<int>(block), v);
+  }
+  JAXINFER_INLINE void next() {
+    if (++block == kBlocks) {
+      block = 0;
+      unit += Format::kUnitBytes;
+    }
+  }
+};
+
+// Unpacked: floats, one block after the other: [scale, minimum, codes of each input][lanes].
+template <class F>
+struct Unpacked {
+  using Format = F;
+  static constexpr int kPeriod = 1, kBlockFloats = (2 + Format::kBlock) * kLanes;
+
+  const float* at;
+
+  JAXINFER_INLINE const float* period(int p) const { return at + (2 + p) * kLanes; }
+  template <int K>
+  static JAXINFER_INLINE Floats code(const float* period, int v) {
+    return load<Floats>(period + v * kWidth);
+  }
+  JAXINFER_INLINE Floats scale(int v) const { return load<Floats>(at + v * kWidth); }
+  JAXINFER_INLINE Floats minimum(int v) const { return load<Floats>(at + kLanes + v * kWidth); }
+  JAXINFER_INLINE void next() { at += kBlockFloats; }
+};
+
+template <class Source, int Rows, class Period, int... K>
+JAXINFER_INLINE void add_period(Period period, const float* x, Sums<Rows>& sums, std::integer_sequence<int, K...>) {
+  const auto add_input = [&](auto input) {
+    constexpr int k = decltype(input)::value;
+    JAXINFER_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats code = Source::template code<k>(period, v);
+      JAXINFER_UNROLL
+      for (int row = 0; row < Rows; ++row) sums[row][v] += code * x[k * Rows + row];
+    }
+  };
+  (add_input(std::integral_constant<int, K>{}), ...);
+}
+
+// Adds `blocks` blocks to y [Rows][lanes].  Not inlined: registers are allocated better.
+template <class Source, int Rows>
+__attribute__((noinline)) void add_blocks(Source source, int64_t blocks, const float* x, const float* x_sums, float* y) {
+  using Format = typename Source::Format;
+  constexpr int kPeriod = Source::kPeriod;
+  for (int64_t b = 0; b < blocks; ++b, x_sums += Rows) {
+    Sums<Rows> sums;
+    JAXINFER_UNROLL
+    for (int row = 0; row < Rows; ++row)
+      for (int v = 0; v < kVectors; ++v)
+        sums[row][v] = Format::kOffset == 0 ? Floats{} : Floats{} - Format::kOffset * x_sums[row];
+    for (int p = 0; p < Format::kBlock / kPeriod; ++p) {
+      add_period<Source, Rows>(source.period(p), x, sums, std::make_integer_sequence<int, kPeriod>{});
+      x += kPeriod * Rows;
+    }
+    JAXINFER_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats scale = source.scale(v), minimum = source.minimum(v);
+      JAXINFER_UNROLL
+      for (int row = 0; row < Rows; ++row) {
+        float* const at = y + row * kLanes + v * kWidth;
+        Floats total = load<Floats>(at);
+        if constexpr (Format::kScaled) {
+          total += scale * sums[row][v];
+        } else {
+          total += sums[row][v];
+        }
+        if constexpr (Format::kMinimum) total += minimum * x_sums[row];
+        store(at, total);
+      }
+    }
+    source.next();
+  }
+}
+
+template <class Source, int Rows = kMaxRows>
+JAXINFER_INLINE void add_group(const Source& source, int64_t first, int64_t blocks, const PreparedGroup& group, float* y) {
+  if constexpr (Rows > 0) {
+    if (group.rows != Rows) return add_group<Source, Rows - 1>(source, first, blocks, group, y);
+    const float* x = group.x + first * Source::Format::kBlock * Rows;
+    add_blocks<Source, Rows>(source, blocks, x, group.sums + first * Rows, y);
+  }
+}
+
+template <class Format, int... K>
+JAXINFER_INLINE void unpack_period(const uint8_t* period, float* to, std::integer_sequence<int, K...>) {
+  const auto unpack_input = [&](auto input) {
+    constexpr int k = decltype(input)::value;
+    JAXINFER_UNROLL
+    for (int v = 0; v < kVectors; ++v) store(to + k * kLanes + v * kWidth, Format::template code<k>(period, v));
+  };
+  (unpack_input(std::integral_constant<int, K>{}), ...);
+}
+
+template <class Format>
+__attribute__((noinline)) void unpack_blocks(Packed<Format> source, int64_t blocks, float* to) {
+  constexpr int kPeriod = Format::kPeriod;
+  for (int64_t b = 0; b < blocks; ++b, source.next()) {
+    for (int v = 0; v < kVectors; ++v) {
+      store(to + v * kWidth, source.scale(v));
+      store(to + kLanes + v * kWidth, source.minimum(v));
+    }
+    to += 2 * kLanes;
+    for (int p = 0; p < Format::kBlock / kPeriod; ++p, to += kPeriod * kLanes)
+      unpack_period<Format>(source.period(p), to, std::make_integer_sequence<int, kPeriod>{});
+  }
+}
+
+float read(const void* from, Float dtype, int64_t index) {
+  switch (dtype) {
+    case Float::kF32:
+      return static_cast<const float*>(from)[index];
+    case Float::kBf16:
+      return bfloat_to_float(static_cast<const uint16_t*>(from)[index]);
+    default:
+      return half_to_float(static_cast<const uint16_t*>(from)[index]);
+  }
+}
+
+JAXINFER_INLINE void write(void* to, Float dtype, int64_t index, float value) {
+  switch (dtype) {
+    case Float::kF32:
+      static_cast<float*>(to)[index] = value;
+      break;
+    case Float::kBf16:
+      static_cast<uint16_t*>(to)[index] = float_to_bfloat(value);
+      break;
+    default:
+      static_cast<uint16_t*>(to)[index] = float_to_half(value);
+  }
+}
+
+void write_row(const float* y, const TileOutput& out, int64_t row) {
+  const int64_t at = row * out.row_stride;
+  for (int64_t lane = 0; lane < out.outputs; ++lane)
+    write(out.y, out.dtype, at + lane, out.bias == nullptr ? y[lane] : y[lane] + out.bias[lane]);
+}
+
+template <class Format>
+void tile_of(const uint8_t* tile, int64_t units, const PreparedGroup* groups, int64_t count, float* y_scratch,
+             const TileOutput& out) {
+  constexpr int64_t kBlocks = kSliceInputs / Format::kBlock;
+  alignas(64) float unpacked[kBlocks * Unpacked<Format>::kBlockFloats];
+  const int64_t blocks = units * (Format::kUnit / Format::kBlock);
+  int64_t rows = 0;
+  for (int64_t g = 0; g < count; ++g) rows += groups[g].rows;
+  for (int64_t i = 0; i < rows * kLanes; ++i) y_scratch[i] = 0.0f;
+  const bool unpack = rows >= kUnpackRows;
+  const int64_t slice = unpack ? kBlocks : blocks;
+  for (int64_t first = 0; first < blocks; first += slice) {
+    const int64_t now = slice < blocks - first ? slice : blocks - first;
+    const Packed<Format> packed(tile, first);
+    if (unpack) unpack_blocks<Format>(packed, now, unpacked);
+    float* y = y_scratch;
+    for (int64_t g = 0; g < count; ++g) {
+      if (unpack) {
+        add_group(Unpacked<Format>{unpacked}, first, now, groups[g], y);
+      } else {
+        add_group(packed, first, now, groups[g], y);
+      }
+      y += groups[g].rows * kLanes;
+    }
+  }
+  for (int64_t row = 0; row < rows; ++row) write_row(y_scratch + row * kLanes, out, row);
+}
+
+template <class Format, int... K>
+constexpr void fill_scales(float* scales, std::integer_sequence<int, K...>) {
+  ((scales[K] = Format::template kScale<K>), ...);
+}
+
+// The order of a block's sum is fixed as well: eight partial sums, then pairwise.
+template <int Block>
+float block_sum(const float* x) {
+  float part[8];
+  for (int j = 0; j < 8; ++j) part[j] = x[j];
+  for (int k = 8; k < Block; k += 8)
+    for (int j = 0; j < 8; ++j) part[j] += x[k + j];
+  return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+}
+
+template <class Format>
+void prepare_of(const void* rows, Float dtype, int count, int64_t inputs, int64_t units, float* x, float* sums) {
+  constexpr int kBlock = Format::kBlock, kPeriod = Format::kPeriod;
+  float scales[kPeriod];
+  fill_scales<Format>(scales, std::make_integer_sequence<int, kPeriod>{});
+  const int64_t blocks = units * (Format::kUnit / kBlock);
+  for (int row = 0; row < count; ++row) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      float plain[kBlock];
+      const int64_t first = block * kBlock, left = inputs - first;
+      if (dtype == Float::kF32 && left >= kBlock) {
+        std::memcpy(plain, static_cast<const float*>(rows) + row * inputs + first, sizeof(plain));
+      } else {
+        for (int i = 0; i < kBlock; ++i) plain[i] = i < left ? read(rows, dtype, row * inputs + first + i) : 0.0f;
+      }
+      float* to = x + first * count + row;
+      if (count == 1) {
+        for (int i = 0; i < kBlock; ++i) to[i] = plain[i] * scales[i % kPeriod];
+      } else {
+        for (int i = 0; i < kBlock; ++i) to[i * count] = plain[i] * scales[i % kPeriod];
+      }
+      sums[block * count + row] = block_sum<kBlock>(plain);
+    }
+  }
+}
+
+template <class Format>
+void row_of(const uint8_t* tile, int lane, int64_t inputs, void* to, Float dtype) {
+  constexpr int kBlock = Format::kBlock, kPeriod = Format::kPeriod;
+  float scales[kPeriod], unpacked[Unpacked<Format>::kBlockFloats];
+  fill_scales<Format>(scales, std::make_integer_sequence<int, kPeriod>{});
+  for (int64_t first = 0; first < inputs; first += kBlock) {
+    unpack_blocks<Format>(Packed<Format>(tile, first / kBlock), 1, unpacked);
+    const int64_t count = kBlock < inputs - first ? kBlock : inputs - first;
+    for (int64_t i = 0; i < count; ++i) {
+      float value = unpacked[(2 + i) * kLanes + lane] * scales[i % kPeriod] - Format::kOffset;
+      if (Format::kScaled) value *= unpacked[lane];
+      if (Format::kMinimum) value += unpacked[kLanes + lane];
+      write(to, dtype, first + i, value);
+    }
+  }
+}
+
+FormatInfo info(int format) {
+  FormatInfo result{};
+  with_format(format, [&](auto f) {
+    using Format = decltype(f);
+    // Activations depend on the period's scales and on the blocks of the sums.
+    result = {Format::kUnit, Format::kUnitBytes, Format::kBlock, Format::kPeriod == 2 ? 1 : Format::kPeriod};
+  });
+  return result;
+}
+
+void prepare(int format, const void* rows, Float dtype, int count, int64_t inputs, int64_t units, float* x,
+             float* sums) {
+  with_format(format, [&](auto f) { prepare_of<decltype(f)>(rows, dtype, count, inputs, units, x, sums); });
+}
+
+void tile(int format, const uint8_t* data, int64_t units, const PreparedGroup* groups, int64_t count, float* y_scratch,
+          const TileOutput& out) {
+  with_format(format, [&](auto f) { tile_of<decltype(f)>(data, units, groups, count, y_scratch, out); });
+}
+
+void row(int format, const uint8_t* tile, int lane, int64_t inputs, void* to, Float dtype) {
+  with_format(format, [&](auto f) { row_of<decltype(f)>(tile, lane, inputs, to, dtype); });
+}
+
+}  // namespace
+
+const LinearKernels& linear_kernels() {
+  static constexpr LinearKernels kernels{kMaxRows, 9, info, prepare, tile, row};
+  return kernels;
+}
+
+}  // namespace jaxinfer::SIMD_NAMESPACE
