@@ -185,6 +185,13 @@ class GGUFSource:
                     )
                 yield _transformed(_decoded(data, entry, (count, *shape[1:])), entry)
 
+    def blocks(self, name: str) -> np.ndarray:
+        entry = self._entries[name]
+        if entry.type in _PLAIN or entry.transform == "minus_one":
+            raise CheckpointError(f"{self.origin(name)}: tensor {name!r} is not kept in blocks")
+        shape = (entry.shape[0], entry.row_bytes)
+        return _transformed(np.memmap(entry.path, np.uint8, "r", entry.offset, shape), entry)
+
     def origin(self, name: str) -> str:
         entry = self._entries[name]
         return str(entry.path) if entry.raw_name == name else f"{entry.path} (as {entry.raw_name!r})"

@@ -8,6 +8,7 @@ import jax
 from jaxinfer.checkpoints.kv_scales import is_kv_scale
 from jaxinfer.checkpoints.tensor_source import TensorSource
 from jaxinfer.checkpoints.weight_map import Source, WeightMap
+from pallas_kernels.linear.packed import PackedWeight
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -46,7 +47,7 @@ class LoadPlan:
 
 
 def make_plan(
-    shapes: Mapping[str, jax.ShapeDtypeStruct], weight_map: WeightMap, source: TensorSource
+    shapes: Mapping[str, jax.ShapeDtypeStruct | PackedWeight], weight_map: WeightMap, source: TensorSource
 ) -> LoadPlan:
     """Checks names, shapes and kinds of all tensors against all parameters; see ``LoadPlan``."""
     names = frozenset(source.names())

@@ -1,44 +1,42 @@
 """Fills the parameters of a model from a checkpoint, one at a time."""
 
 import logging
-import mmap
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
 
 from jaxinfer.checkpoints.errors import CheckpointError
 from jaxinfer.checkpoints.load_plan import EMBEDDING, HEAD, LoadPlan, make_plan
+from jaxinfer.checkpoints.stored_form import StoredForm, read_packed
 from jaxinfer.checkpoints.tensor_source import TensorSource
+from jaxinfer.checkpoints.values import check_dtype, page_aligned, read_into
 from jaxinfer.checkpoints.weight_map import Source, WeightMap
+from pallas_kernels.linear.packed import PackedWeight
 
 logger = logging.getLogger(__name__)
 
-Place = Callable[[str, np.ndarray], jax.Array]
+Struct = jax.ShapeDtypeStruct | PackedWeight
+Param = jax.Array | PackedWeight
+Place = Callable[[str, np.ndarray | PackedWeight], Param]
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 READERS = 2
 """Parameters that are read at the same time: dequantizing and checking take longer than the disk."""
 _MAX_LISTED = 50
-# Exponent bits all set: infinite or NaN. Comparing as integers is several times faster than isfinite in 16
-# bits.
-_INFINITY_BITS = {
-    "float32": (np.uint32, 0x7FFFFFFF, 0x7F800000),
-    "float16": (np.uint16, 0x7FFF, 0x7C00),
-    "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
-}
 
 
 def load_params(
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    shapes: Mapping[str, Struct],
     weight_map: WeightMap,
     source: TensorSource,
     place: Place,
     progress: Progress | None = None,
-) -> dict[str, jax.Array]:
+    forms: Mapping[str, StoredForm] | None = None,
+) -> dict[str, Param]:
     """Reads, joins, casts, checks and places every parameter.
 
     Beside what ``place`` keeps, ``READERS`` parameters are on the host at a time, and a few MB of blocks.
@@ -51,11 +49,13 @@ def load_params(
         - ``Source.add`` is added in float32, before the cast.
 
     Args:
-        shapes: shape and dtype (float32, float16 or bfloat16) of each parameter by path.
+        shapes: shape and dtype (float32, float16 or bfloat16) of each parameter by path; of those in ``forms`` the
+            shape only is used.
         weight_map: source of each of these parameters.
         place: puts a host array on the devices. The array is not written again, so it may be kept without a
             copy.
         progress: called after each parameter with the bytes placed so far and in total.
+        forms: parameters that are packed in the form in which they are stored, see ``stored_forms``.
 
     Raises:
         CheckpointError: lists every problem with file and tensor. Names and shapes are checked before
@@ -64,23 +64,25 @@ def load_params(
     plan = make_plan(shapes, weight_map, source)
     _raise_if(plan.problems)
     _report(plan, source)
-    total = sum(_num_bytes(struct) for struct in shapes.values())
-    params: dict[str, jax.Array] = {}
+    total = sum(num_bytes(struct) for struct in shapes.values())
+    params: dict[str, Param] = {}
     problems: list[str] = []
     done = 0
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
 
-        def read(path: str) -> tuple[np.ndarray, list[str]]:
+        def read(path: str) -> tuple[np.ndarray | PackedWeight, list[str]]:
+            if forms is not None and path in forms:
+                return read_packed(forms[path], source)
             return _assemble(weight_map[path], shapes[path], source, path in plan.filled)
 
-        for path, (array_np, found) in _in_order(readers, read, list(shapes)):
+        for path, (weight, found) in _in_order(readers, read, list(shapes)):
             problems += found
             if not problems:
-                params[path] = place(path, array_np)
+                params[path] = place(path, weight)
                 # A transfer still running would keep this array alive beside the next ones.
                 jax.block_until_ready(params[path])
-            del array_np
-            done += _num_bytes(shapes[path])
+            del weight
+            done += num_bytes(shapes[path])
             if progress is not None:
                 progress(done, total)
     _raise_if(problems)
@@ -101,8 +103,12 @@ def _in_order(
         yield path, future.result()
 
 
-def _num_bytes(struct: jax.ShapeDtypeStruct) -> int:
-    return int(np.prod(struct.shape, dtype=np.int64)) * np.dtype(struct.dtype).itemsize
+def num_bytes(struct: Struct) -> int:
+    """Bytes that a parameter takes."""
+    return sum(
+        int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(struct)
+    )
 
 
 def _raise_if(problems: Sequence[str]) -> None:
@@ -143,64 +149,17 @@ def _equal(source: TensorSource, first: str, second: str) -> bool:
 
 
 def _assemble(
-    origin: Source, struct: jax.ShapeDtypeStruct, source: TensorSource, filled: bool
+    origin: Source, struct: Struct, source: TensorSource, filled: bool
 ) -> tuple[np.ndarray, list[str]]:
     """Builds one parameter on the host; returns it with the problems found in its values."""
+    assert isinstance(struct, jax.ShapeDtypeStruct)
     dtype = np.dtype(struct.dtype)
-    if dtype.name not in _INFINITY_BITS:
-        raise CheckpointError(f"parameters can be {', '.join(_INFINITY_BITS)}, not {dtype.name}")
+    check_dtype(dtype)
     if filled:
         return np.full(struct.shape, origin.fill, dtype), []
-    target = _page_aligned(struct.shape, dtype)
+    target = page_aligned(struct.shape, dtype)
     problems: list[str] = []
     for index, part in enumerate(origin.parts):
-        row = 0
         into = target[index] if len(origin.parts) > 1 else np.atleast_1d(target)
-        for name in part:
-            bad = _Values(dtype)
-            for block in source.chunks(name):
-                rows = into[row : row + block.shape[0]]
-                bad.copy(rows, block[: rows.shape[0]], origin.add)
-                row += rows.shape[0]
-            problems += bad.problems(name, source)
+        problems += read_into(into, part, source, origin.add)
     return target, problems
-
-
-def _page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An array in pages of its own: JAX on CPUs adopts it without a copy, and freeing it returns them."""
-    size = int(np.prod(shape, dtype=np.int64))
-    pages = mmap.mmap(-1, max(1, size * dtype.itemsize))
-    return np.frombuffer(pages, dtype, size).reshape(shape)
-
-
-class _Values:
-    """Copies the blocks of one tensor and remembers whether their values survive the cast."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
-        self._bits, self._mask, self._infinity = _INFINITY_BITS[dtype.name]
-        self._stored_bad = False
-        self._largest = 0.0
-
-    def copy(self, rows: np.ndarray, block: np.ndarray, add: float) -> None:
-        if add:
-            block = block.astype(np.float32) + np.float32(add)
-        with np.errstate(over="ignore", invalid="ignore"):  # checked below
-            rows[...] = block
-        bits = np.ascontiguousarray(rows).view(self._bits) & self._mask
-        if bits.size and int(bits.max()) >= self._infinity:
-            values = block.astype(np.float64)
-            finite = np.isfinite(values)
-            self._stored_bad |= not finite.all()
-            self._largest = max(self._largest, float(np.abs(values[finite]).max(initial=0.0)))
-
-    def problems(self, name: str, source: TensorSource) -> Iterator[str]:
-        where = f"tensor {name!r} in {source.origin(name)}"
-        if self._stored_bad:
-            yield f"{where} holds NaN or infinite values"
-        elif self._largest:
-            limit = float(jax.numpy.finfo(self._dtype).max)
-            yield (
-                f"{where}: values up to {self._largest:.4g} become infinite in {self._dtype.name}, "
-                f"whose largest is {limit:.4g}"
-            )

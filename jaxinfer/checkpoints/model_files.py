@@ -109,9 +109,9 @@ def _only_gguf(directory: Path) -> Path:
 
 
 def _open_directory(path: Path, kind: Literal["safetensors", "orbax"], source: TensorSource) -> ModelFiles:
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     generation_path = path / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.is_file() else {}
+    generation = read_json(generation_path) if generation_path.is_file() else {}
     return ModelFiles(path, kind, _with_end_tokens(config, generation, path), source, generation, path)
 
 
@@ -127,7 +127,8 @@ def _tensor_names(path: Path, header: GGUFHeader) -> frozenset[str]:
     return frozenset(tensor.name for part in headers for tensor in part.tensors)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError, which names the file, if there is none."""
     try:
         value = json.loads(path.read_text())
     except OSError as error:

@@ -107,6 +107,9 @@ class OrbaxSource:
         for index in range(math.ceil(array.shape[0] / rows)):
             yield array[index * rows : (index + 1) * rows]
 
+    def blocks(self, name: str) -> np.ndarray:
+        raise CheckpointError(f"{self.origin(name)}: tensor {name!r} is not quantized")
+
     def origin(self, name: str) -> str:
         self.info(name)
         return str(self._path)

@@ -210,6 +210,9 @@ class SafetensorsSource:
                     )
                 yield block.view(entry.dtype).reshape(count, *shape[1:])
 
+    def blocks(self, name: str) -> np.ndarray:
+        raise CheckpointError(f"{self.origin(name)}: tensor {name!r} is not quantized")
+
     def origin(self, name: str) -> str:
         entry = self._entries[name]
         return str(entry.path) if entry.raw_name == name else f"{entry.path} (as {entry.raw_name!r})"

@@ -45,6 +45,12 @@ class TensorSource(Protocol):
     def chunks(self, name: str) -> Iterator[np.ndarray]:
         """Consecutive blocks along the first axis, of at most about ``CHUNK_ELEMENTS`` elements."""
 
+    def blocks(self, name: str) -> np.ndarray:
+        """Rows of a quantized tensor as the file stores them, uint8 ``[shape[0], bytes of a row]``, in the order of
+        ``read``; ``info(name).stored`` names their format. May be a read-only memory map. CheckpointError for a
+        tensor that is not quantized.
+        """
+
     def origin(self, name: str) -> str:
         """For messages: the file, and the tensor's name in it where that differs."""
 

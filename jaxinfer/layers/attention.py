@@ -13,10 +13,21 @@ from pallas_kernels.ops import Ops
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention (Ainslie et al., 2023), with q, k and v in one projection."""
+    """Grouped-query attention (Ainslie et al., 2023), with q, k and v in one projection.
+
+    Args:
+        in_features: width of the input, where it is not the model's.
+    """
 
     def __init__(
-        self, config: TransformerConfig, window: int | None, group: int, *, ops: Ops, param_dtype: jnp.dtype
+        self,
+        config: TransformerConfig,
+        window: int | None,
+        group: int,
+        *,
+        ops: Ops,
+        param_dtype: jnp.dtype,
+        in_features: int | None = None,
     ) -> None:
         H, K, h = config.num_heads, config.num_kv_heads, config.head_dim
         self.heads = (H, K, h)
@@ -26,7 +37,7 @@ class Attention(nnx.Module):
         self.group = group
         self.ops = ops
         self.qkv = Linear(
-            config.hidden_size,
+            in_features or config.hidden_size,
             (H + 2 * K) * h,
             axes=("qkv", "embed"),
             bias=config.qkv_bias,
@@ -77,5 +88,6 @@ class Attention(nnx.Module):
             soft_cap=self.soft_cap,
             k_scale_K=kv.k_scale_K if quantized else None,
             v_scale_K=kv.v_scale_K if quantized else None,
+            ancestors_TU=batch.ancestors_TU,
         )
         return self.output(out_THh.reshape(T, H * h)), LayerKV(k_NKSh, v_NKSh, kv.k_scale_K, kv.v_scale_K)

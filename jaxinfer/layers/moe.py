@@ -38,6 +38,7 @@ class SparseMLP(nnx.Module):
             bias=False,
             ops=ops,
             param_dtype=jnp.dtype(jnp.float32),
+            packable=False,
         )
         self.experts = Experts(moe, hidden_size, param_dtype)
 
