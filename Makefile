@@ -13,8 +13,11 @@ GPU_AOT ?= .venv-gpu-aot
 PYENVS := $(HOME)/.pyenv/versions
 GPU_AOT_PYTHONS ?= python3.12 python3.13 $(wildcard $(PYENVS)/3.12.*/bin/python3 $(PYENVS)/3.13.*/bin/python3) $(PYTHON)
 CLIENTS := lm-eval[api]==0.4.13 guidellm==0.8.1 schemathesis==4.32.5
-# Two processes; the tests of a file stay together, since they share models.
-PARALLEL ?= -n 2 --dist loadfile
+# Two processes; the tests of a file stay together, since they share models. Files run in the order of their names:
+# ordered by their numbers of tests, the last ones are those whose few tests take long, and one process waits.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Most of the time is XLA compiling. What `make test-all` runs again is compiled with LLVM's optimizations.
+QUICK ?= --unoptimized
 
 .PHONY: serve demo test test-all test-kernels test-gpu-aot test-gpu-aot-quick kernel-tables compat matrix lint format clean
 
@@ -25,11 +28,11 @@ demo: $(VENV)/installed
 	$(BIN)/jaxinfer generate --config $(CONFIG) --chat --prompt "$(PROMPT)" --temperature 0 --max-tokens 48
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not slow" $(QUICK) $(PARALLEL)
 
 # The engine's tests once more with the GPU kernels, in Pallas's interpreter; the whole GPU benchmark, in small.
 test-kernels: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "kernels and not slow" --kernels triton tests/engine $(PARALLEL)
+	$(BIN)/python -m pytest -m "kernels and not slow" --kernels triton tests/engine $(QUICK) $(PARALLEL)
 	$(BIN)/python -m pytest -m slow tests/benchmarks_gpu
 
 # Minutes: soak, clients nobody here wrote (after `make compat`), the default model through everything.
@@ -39,7 +42,7 @@ test-all: $(VENV)/installed-dev
 # Every shipped kernel, shape and tuning choice, compiled for every GPU; whole steps; Mosaic kernels interpreted.
 test-gpu-aot: $(GPU_AOT)/installed
 	JAX_PLATFORMS=cpu $(GPU_AOT)/bin/python -m pallas_kernels.aot
-	JAX_PLATFORMS=cpu $(GPU_AOT)/bin/python -m pytest tests/gpu_aot $(wildcard tests/pallas_kernels/*mosaic*.py)
+	JAX_PLATFORMS=cpu $(GPU_AOT)/bin/python -m pytest -m "not slow" tests/gpu_aot $(wildcard tests/pallas_kernels/*mosaic*.py)
 
 # At most 4 minutes: a few shapes of each kernel, and whole steps. H100 and H200 run the same code.
 test-gpu-aot-quick: $(GPU_AOT)/installed

@@ -9,6 +9,7 @@ from tests.support.kernels import BACKENDS, KERNELS
 from tests.support.matrix import render
 
 PROPERTY = "features"
+UNOPTIMIZED = "--xla_backend_optimization_level=0"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="xla",
         help="backend of the ops in tests marked `kernels`: the engine with real kernels, interpreted without a GPU",
     )
+    parser.addoption(
+        "--unoptimized",
+        action="store_true",
+        help="XLA compiles without LLVM's optimizations, in two thirds of the time; not for tests on or for GPUs",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,7 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[KERNELS] = config.getoption("--kernels")
     # Tests build the same programs again and again, in several processes: compile each of them once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".cache" / "xla-tests"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    if config.getoption("--unoptimized"):
+        # A default: jitted functions with options of their own keep them. In the environment, also because JAX takes
+        # what it finds there into the keys of its cache.
+        flags = os.environ.get("XLA_FLAGS", "")
+        if UNOPTIMIZED not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} {UNOPTIMIZED}".strip()
     config.addinivalue_line(
         "markers", "feature(*names): the features that the test exercises, together; for the support matrix"
     )

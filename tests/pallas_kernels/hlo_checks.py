@@ -2,8 +2,15 @@
 
 import re
 
+import jax
+
 # Instructions that name an existing buffer again, or hand it through.
 FREE = ("parameter", "bitcast", "get-tuple-element", "while", "tuple")
+
+
+def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """XLA's program, whose text and buffers LLVM's optimizations do not touch."""
+    return lowered.compile({"xla_backend_optimization_level": 0})
 
 
 def makers(hlo: str, leading: tuple[int, ...]) -> list[str]:

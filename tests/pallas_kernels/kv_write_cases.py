@@ -1,16 +1,18 @@
 """The contract of the KV write: every backend's test class inherits ``KVWriteContract``."""
 
-from functools import lru_cache
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.kv_storage import as_values, value_dtype
 from pallas_kernels.kv_write.reference import kv_write as reference
+from tests.pallas_kernels.compiled import jitted
+from tests.pallas_kernels.picking import Picks, picked_shapes
 
 POOL_DTYPES = (
     jnp.float32,
@@ -25,9 +27,57 @@ POOL_DTYPES = (
 N, K, S, h = 9, 2, 4, 8
 
 
-@lru_cache
-def _jitted(op: object) -> object:
-    return jax.jit(op)
+@dataclass(frozen=True)
+class Shape:
+    """What a compiled write depends on: T tokens, N blocks of S slots, K heads of h values."""
+
+    T: int
+    dtype: jnp.dtype
+    x_dtype: jnp.dtype = jnp.float32
+    N: int = N
+    K: int = K
+    S: int = S
+    h: int = h
+
+
+SHAPES = (
+    Shape(7, jnp.float32),
+    Shape(1, jnp.float16),
+    Shape(7, jnp.bfloat16, jnp.bfloat16, K=3, h=24),
+    Shape(7, jnp.int8),
+    Shape(1, jnp.int8, jnp.bfloat16, K=1, S=16, h=80),
+    Shape(7, jnp.float8_e4m3fn),
+    Shape(12, jnp.float8_e5m2, jnp.float16, N=5),
+    Shape(7, jnp.uint16),
+    Shape(1, jnp.uint8),
+    Shape(7, jnp.uint8, jnp.bfloat16),
+)
+
+
+def any_shape(dtypes: tuple[jnp.dtype, ...]) -> st.SearchStrategy[Shape]:
+    return st.builds(
+        Shape,
+        T=st.integers(1, 40),
+        dtype=st.sampled_from(dtypes),
+        x_dtype=st.sampled_from([jnp.float32, jnp.bfloat16, jnp.float16]),
+        N=st.integers(2, 12),
+        K=st.integers(1, 9),
+        S=st.sampled_from([1, 4, 16]),
+        h=st.integers(1, 100),
+    )
+
+
+def inputs(shape: Shape, slots: list[int], seed: int) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    """Arguments of the op; tokens without a slot are padding."""
+    rng = np.random.default_rng(seed)
+    itemsize = jnp.dtype(shape.dtype).itemsize
+    bits = rng.integers(0, 100, size=(2, shape.N, shape.K, shape.S, shape.h, itemsize), dtype=np.uint8)
+    pools = [jnp.asarray(b.view(jnp.dtype(shape.dtype))[..., 0]) for b in bits]
+    x = [jnp.asarray(rng.normal(size=(shape.T, shape.K, shape.h)) * 10, shape.x_dtype) for _ in range(2)]
+    slot_T = jnp.asarray(slots + [0] * (shape.T - len(slots)), jnp.int32)
+    names = ("k_scale_K", "v_scale_K")
+    scales = {name: jnp.asarray(rng.uniform(0.01, 1, shape.K), jnp.float32) for name in names}
+    return [*pools, *x, slot_T], scales
 
 
 class KVWriteContract:
@@ -37,30 +87,22 @@ class KVWriteContract:
     typed_pools_only = False
     """Whether the backend refuses pools that hold the bits of their values (see ``kv_storage``)."""
 
-    @pytest.mark.parametrize("dtype", POOL_DTYPES)
-    @pytest.mark.parametrize("T", [1, 7])
-    def test_parity(self, T: int, dtype: jnp.dtype) -> None:
+    @picked_shapes
+    def test_parity(self, picks: Picks) -> None:
         """Every block but 0 holds exactly what the reference writes, and untouched slots keep their bits."""
-        self._skip_bits(dtype)
+        few = tuple(shape for shape in SHAPES if self._serves(shape.dtype))
+        every = any_shape(tuple(dtype for dtype in POOL_DTYPES if self._serves(dtype)))
 
-        @settings(max_examples=15, deadline=None)
-        @given(
-            slots=st.lists(st.integers(S, N * S - 1), max_size=T, unique=True),
-            seed=st.integers(0, 99),
-        )
-        def check(slots: list[int], seed: int) -> None:
-            rng = np.random.default_rng(seed)
-            bits = rng.integers(0, 100, size=(2, N, K, S, h, jnp.dtype(dtype).itemsize), dtype=np.uint8)
-            pools = [jnp.asarray(b.view(jnp.dtype(dtype))[..., 0]) for b in bits]
-            x = [jnp.asarray(rng.normal(size=(T, K, h)) * 10, jnp.float32) for _ in range(2)]
-            slot_T = jnp.asarray(slots + [0] * (T - len(slots)), jnp.int32)
-            scales = {
-                name: jnp.asarray(rng.uniform(0.01, 1, K), jnp.float32) for name in ("k_scale_K", "v_scale_K")
-            }
-            want = _jitted(reference)(*pools, *x, slot_T, **scales)
-            got = _jitted(self.op)(*pools, *x, slot_T, **scales)
+        @picks.settings(few)
+        @given(shape=picks.shapes(few, every), data=st.data(), seed=st.integers(0, 99))
+        def check(shape: Shape, data: st.DataObject, seed: int) -> None:
+            free = st.integers(shape.S, shape.N * shape.S - 1)
+            slots = data.draw(st.lists(free, max_size=shape.T, unique=True))
+            args, scales = inputs(shape, slots, seed)
+            want = jitted(reference)(*args, **scales)
+            got = jitted(self.op)(*args, **scales)
             for a, b in zip(got, want):
-                assert a.dtype == dtype
+                assert a.dtype == shape.dtype
                 np.testing.assert_array_equal(_bytes(a)[1:], _bytes(b)[1:])
 
         check()
@@ -80,7 +122,7 @@ class KVWriteContract:
         errors = []
         for scales in (right, ones):
             pool = jnp.zeros((N, K, S, h), dtype)
-            pools = _jitted(self.op)(
+            pools = jitted(self.op)(
                 pool, pool, *(jnp.asarray(x, jnp.float32) for x in (k_TKh, v_TKh)), slot_T, **scales
             )
             for stored, x_TKh, scale_K in zip(pools, (k_TKh, v_TKh), scales.values()):
@@ -102,14 +144,17 @@ class KVWriteContract:
         scales = {"k_scale_K": jnp.full(K, 0.02), "v_scale_K": jnp.full(K, 0.03)}
         for stored, value in ((jnp.uint16, jnp.bfloat16), (jnp.uint8, jnp.float8_e4m3fn)):
             held, typed = (
-                _jitted(self.op)(*[jnp.zeros((N, K, S, h), d)] * 2, x, x, jnp.arange(7), **scales)
+                jitted(self.op)(*[jnp.zeros((N, K, S, h), d)] * 2, x, x, jnp.arange(7), **scales)
                 for d in (stored, value)
             )
             for a, b in zip(held, typed):
                 np.testing.assert_array_equal(_bytes(a), _bytes(b))
 
+    def _serves(self, dtype: jnp.dtype) -> bool:
+        return not self.typed_pools_only or value_dtype(dtype) == dtype
+
     def _skip_bits(self, dtype: jnp.dtype) -> None:
-        if self.typed_pools_only and value_dtype(dtype) != dtype:
+        if not self._serves(dtype):
             pytest.skip("this backend takes typed pools only")
 
 

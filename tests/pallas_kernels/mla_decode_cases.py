@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.kv_storage import as_stored, value_dtype
 from pallas_kernels.mla_decode.reference import mla_decode as reference
+from tests.pallas_kernels.compiled import options_for
+from tests.pallas_kernels.kv_write_cases import POOL_DTYPES
+from tests.pallas_kernels.picking import Picks, picked_shapes
 
 S = 4
 Rows = tuple[tuple[int, int], ...]
@@ -41,9 +44,23 @@ SHAPES = (
     Shape(R=1, T=1, H=1, kv_dtype=jnp.float8_e4m3fn),
     Shape(kv_dtype=jnp.uint16),
     Shape(kv_dtype=jnp.uint8),
-    pytest.param(Shape(H=8, r=32, d=16, kv_dtype=jnp.float16), marks=pytest.mark.slow),
-    pytest.param(Shape(T=5, kv_dtype=jnp.float8_e5m2), marks=pytest.mark.slow),
 )
+
+
+@st.composite
+def any_shape(draw: st.DrawFn, dtypes: tuple[jnp.dtype, ...]) -> Shape:
+    R, M = draw(st.integers(1, 8)), draw(st.integers(1, 40))
+    return Shape(
+        R=R,
+        T=draw(st.integers(1, 20)),
+        M=M,
+        N=4 * M + 1 + draw(st.integers(0, 9)),
+        H=draw(st.integers(1, 20)),
+        r=draw(st.sampled_from([8, 16, 24, 40, 64])),
+        d=draw(st.sampled_from([2, 8, 24, 32])),
+        kv_dtype=draw(st.sampled_from(dtypes)),
+        q_dtype=draw(st.sampled_from([jnp.float32, jnp.bfloat16])),
+    )
 
 
 def inputs(
@@ -85,7 +102,7 @@ def _pool(
 
 @lru_cache
 def _jitted(op: Op) -> Op:
-    return jax.jit(lambda *args, **options: op(*args, scale=0.2, **options))
+    return jax.jit(lambda *args, **options: op(*args, scale=0.2, **options), compiler_options=options_for(op))
 
 
 def run(op: Op, args: tuple[jax.Array, ...], options: dict[str, jax.Array]) -> np.ndarray:
@@ -100,7 +117,8 @@ def batches(draw: st.DrawFn, shape: Shape) -> Rows:
     rows: list[tuple[int, int]] = []
     room = shape.T
     for _ in range(draw(st.integers(0, min(shape.R, 4)))):
-        context = draw(st.sampled_from([1, S - 1, S, S + 1, 2 * S, full - 1, full]))
+        context = draw(st.sampled_from([1, S - 1, S, S + 1, 2 * S, full - 1, full]) | st.integers(1, full))
+        context = min(max(context, 1), full)
         tokens = min(draw(st.sampled_from([0, 1, 1, 2, 5])), context, room)
         room -= tokens
         rows.append((tokens, context))
@@ -124,15 +142,16 @@ class MlaDecodeContract:
     typed_pools_only = False
     """Whether the backend refuses pools that hold the bits of their values (see ``kv_storage``)."""
 
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_parity(self, shape: Shape) -> None:
+    @picked_shapes
+    def test_parity(self, picks: Picks) -> None:
         """With NaN in every slot that no sequence owns, and garbage in the stale entries of the table."""
-        if self.typed_pools_only and value_dtype(shape.kv_dtype) != shape.kv_dtype:
-            pytest.skip("this backend takes typed pools only")
+        few = tuple(shape for shape in SHAPES if self._serves(shape.kv_dtype))
+        every = any_shape(tuple(dtype for dtype in POOL_DTYPES if self._serves(dtype)))
 
-        @settings(max_examples=12, deadline=None)
-        @given(rows=batches(shape), seed=st.integers(0, 99))
-        def check(rows: Rows, seed: int) -> None:
+        @picks.settings(few)
+        @given(shape=picks.shapes(few, every), data=st.data(), seed=st.integers(0, 99))
+        def check(shape: Shape, data: st.DataObject, seed: int) -> None:
+            rows = data.draw(batches(shape))
             args, options = inputs(shape, rows, seed=seed)
             want, got = run(reference, args, options), run(self.op, args, options)
             assert np.isfinite(got).all()
@@ -174,3 +193,6 @@ class MlaDecodeContract:
         got = run(self.op, (*args[:2], args[2].at[block].set(jnp.nan), *args[3:]), options)
         assert np.isnan(got[1]).all()
         np.testing.assert_array_equal(got[[0, 2, 3, 4, 5]], want[[0, 2, 3, 4, 5]])
+
+    def _serves(self, dtype: jnp.dtype) -> bool:
+        return not self.typed_pools_only or value_dtype(dtype) == dtype

@@ -1,19 +1,18 @@
 """The contract of the fused rope and KV write: every backend's test class inherits ``RopeKVWriteContract``."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.kv_storage import value_dtype
 from pallas_kernels.rope_kv_write.reference import rope_kv_write as reference
+from tests.pallas_kernels.compiled import jitted
+from tests.pallas_kernels.kv_write_cases import POOL_DTYPES
+from tests.pallas_kernels.picking import Picks, picked_shapes
 
 N, S = 9, 4
 
@@ -38,11 +37,6 @@ SHAPES = (
     Shape(T=7, H=8, K=1, h=32, i=4, kv_dtype=jnp.float8_e4m3fn, dtype=jnp.float16, norms=True),
     Shape(T=5, H=2, K=1, h=16, i=8, kv_dtype=jnp.uint16),
     Shape(T=5, H=2, K=1, h=16, i=8, kv_dtype=jnp.uint8),
-    pytest.param(Shape(T=1, H=4, K=1, h=64, i=32, kv_dtype=jnp.bfloat16), marks=pytest.mark.slow),
-    pytest.param(
-        Shape(T=7, H=4, K=4, h=16, i=8, kv_dtype=jnp.float32, dtype=jnp.float32), marks=pytest.mark.slow
-    ),
-    pytest.param(Shape(T=5, H=16, K=1, h=16, i=8, kv_dtype=jnp.float8_e5m2), marks=pytest.mark.slow),
 )
 PARTIAL, NORMS = SHAPES[0], SHAPES[1]
 
@@ -64,33 +58,44 @@ def inputs(shape: Shape, slots: list[int], seed: int) -> tuple[tuple[jax.Array, 
     return (qkv_TAh, *tables, *pools, slot_T), arrays
 
 
-@lru_cache
-def _jitted(op: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(op)
+@st.composite
+def any_shape(draw: st.DrawFn, dtypes: tuple[jnp.dtype, ...]) -> Shape:
+    h = draw(st.integers(2, 100))
+    return Shape(
+        T=draw(st.integers(1, 30)),
+        H=draw(st.integers(1, 20)),
+        K=draw(st.integers(1, 4)),
+        h=h,
+        i=draw(st.integers(1, h // 2)),
+        kv_dtype=draw(st.sampled_from(dtypes)),
+        dtype=draw(st.sampled_from([jnp.bfloat16, jnp.float16, jnp.float32])),
+        norms=draw(st.booleans()),
+    )
 
 
 class RopeKVWriteContract:
     """Tests of one backend; ``op`` is what is tested."""
 
     op: staticmethod
+    compiled = staticmethod(jitted)
+    """Of the op and of the oracle alike, since their bits are compared."""
     typed_pools_only = False
     """Whether the backend refuses pools that hold the bits of their values (see ``kv_storage``)."""
 
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_parity(self, shape: Shape) -> None:
+    @picked_shapes
+    def test_parity(self, picks: Picks) -> None:
         """Queries, and every block but 0, have the bits of the reference. A norm's sum may be formed in another order,
         which can move its results to neighbouring values, and what is rotated from them by the steps of the largest."""
-        self._skip_bits(shape.kv_dtype)
+        few = tuple(shape for shape in SHAPES if self._serves(shape.kv_dtype))
+        every = any_shape(tuple(dtype for dtype in POOL_DTYPES if self._serves(dtype)))
 
-        @settings(max_examples=10, deadline=None)
-        @given(
-            slots=st.lists(st.integers(S, N * S - 1), max_size=shape.T, unique=True),
-            seed=st.integers(0, 99),
-        )
-        def check(slots: list[int], seed: int) -> None:
+        @picks.settings(few)
+        @given(shape=picks.shapes(few, every), data=st.data(), seed=st.integers(0, 99))
+        def check(shape: Shape, data: st.DataObject, seed: int) -> None:
+            slots = data.draw(st.lists(st.integers(S, N * S - 1), max_size=shape.T, unique=True))
             args, options = inputs(shape, slots, seed)
-            want_q, *want_pools = _jitted(reference)(*args, **options)
-            got_q, *got_pools = _jitted(self.op)(*args, **options)
+            want_q, *want_pools = self.compiled(reference)(*args, **options)
+            got_q, *got_pools = self.compiled(self.op)(*args, **options)
             pairs = [(got_q, want_q), *((a[1:], b[1:]) for a, b in zip(got_pools, want_pools))]
             for a, b in pairs:
                 assert a.dtype == b.dtype
@@ -104,7 +109,7 @@ class RopeKVWriteContract:
     def test_untouched_slots_keep_their_bits(self) -> None:
         shape = NORMS
         args, options = inputs(shape, [5, 6, 30, 31, 35], 1)
-        _, *pools = _jitted(self.op)(*args, **options)
+        _, *pools = self.compiled(self.op)(*args, **options)
         kept = np.ones((N, S), bool)
         kept.reshape(-1)[np.asarray([0, 5, 6, 30, 31, 35])] = False
         for before, after in zip(args[3:5], pools):
@@ -115,17 +120,16 @@ class RopeKVWriteContract:
     def test_nan_of_one_token_stays_there(self) -> None:
         shape = PARTIAL
         args, options = inputs(shape, list(range(S, S + 13)), 2)
-        want_q, want_k, _ = _jitted(self.op)(*args, **options)
+        want_q, want_k, _ = self.compiled(self.op)(*args, **options)
         poisoned = (args[0].at[3].set(jnp.nan), *args[1:])
-        got_q, got_k, _ = _jitted(self.op)(*poisoned, **options)
+        got_q, got_k, _ = self.compiled(self.op)(*poisoned, **options)
         others = [t for t in range(13) if t != 3]
         np.testing.assert_array_equal(_bytes(got_q)[others], _bytes(want_q)[others])
         assert np.isnan(np.asarray(got_q[3].astype(jnp.float32))).all()
         np.testing.assert_array_equal(_bytes(got_k[2:]), _bytes(want_k[2:]))
 
-    def _skip_bits(self, dtype: jnp.dtype) -> None:
-        if self.typed_pools_only and value_dtype(dtype) != dtype:
-            pytest.skip("this backend takes typed pools only")
+    def _serves(self, dtype: jnp.dtype) -> bool:
+        return not self.typed_pools_only or value_dtype(dtype) == dtype
 
 
 def _bytes(x: jax.Array) -> np.ndarray:

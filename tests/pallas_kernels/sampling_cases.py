@@ -1,22 +1,25 @@
 """The contract of the truncated draw: every backend's test class inherits ``TruncatedDrawContract``."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass, fields, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.sampling.reference import Draws
+from tests.pallas_kernels.compiled import jitted
+from tests.pallas_kernels.picking import Picks, picked_shapes
 
 # Share of the mass by which float32 may move a boundary.
 ROUNDING = 1e-5
 P = 8
 SHAPES = ((1100, jnp.float32), (5, jnp.bfloat16))
+"""Vocabularies and dtypes of logits."""
+any_shape = st.tuples(
+    st.integers(1, 3000), st.sampled_from([jnp.float32, jnp.bfloat16, jnp.float16]), st.integers(1, 20)
+)
 
 
 @dataclass(frozen=True)
@@ -142,11 +145,6 @@ def threshold_of(
     return bound if bound == -np.inf else float(logits_V[logits_V >= bound].min())
 
 
-@lru_cache
-def jitted(op: Callable[..., Draws]) -> Callable[..., Draws]:
-    return jax.jit(op)
-
-
 def unpack(draws: Draws) -> list[dict[str, np.generic]]:
     """One mapping per row."""
     columns = {field.name: np.asarray(getattr(draws, field.name)) for field in fields(draws)}
@@ -166,11 +164,15 @@ class TruncatedDrawContract:
 
     op: staticmethod
 
-    @pytest.mark.parametrize(("V", "dtype"), SHAPES)
-    def test_follows_the_definition(self, V: int, dtype: jnp.dtype) -> None:
-        @settings(max_examples=30, deadline=None)
-        @given(batch=st.lists(rows, min_size=P, max_size=P))
-        def check(batch: list[Row]) -> None:
+    @picked_shapes
+    def test_follows_the_definition(self, picks: Picks) -> None:
+        few = tuple((*shape, P) for shape in SHAPES)
+
+        @replace(picks, per_shape=30).settings(few)
+        @given(shape=picks.shapes(few, any_shape), data=st.data())
+        def check(shape: tuple[int, jnp.dtype, int], data: st.DataObject) -> None:
+            V, dtype, row_count = shape
+            batch = data.draw(st.lists(rows, min_size=row_count, max_size=row_count))
             self.check(batch, V, dtype)
 
         check()

@@ -1,27 +1,53 @@
 """The contract of verification: every backend's test class inherits ``SpeculativeVerifyContract``."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.sampling.reference import Draws, truncated_draw
 from pallas_kernels.speculative_verify.reference import Verified, speculative_verify
+from tests.pallas_kernels import compiled
+from tests.pallas_kernels.picking import Picks, picked_shapes
 from tests.pallas_kernels.speculative_verify_law import LAWS, MAX_NODES, NODES, ROWS, TREES, VOCAB, check_law
 
 R, N, V = ROWS, NODES, VOCAB
 Verify = Callable[..., Verified]
 
 
-@lru_cache
+@dataclass(frozen=True)
+class Shape:
+    """What a compiled verification depends on: R rows, N nodes, V tokens, most nodes of a row, kind of drafts."""
+
+    R: int = ROWS
+    N: int = NODES
+    V: int = VOCAB
+    max_nodes: int = MAX_NODES
+    sampled: bool = True
+
+
+SHAPES = (Shape(), Shape(sampled=False))
+
+
+@st.composite
+def any_shape(draw: st.DrawFn) -> Shape:
+    R, most = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    return Shape(
+        R=R,
+        N=R * most + draw(st.integers(0, 5)),
+        V=draw(st.integers(8, 700)),
+        max_nodes=most,
+        sampled=draw(st.booleans()),
+    )
+
+
 def jitted(op: Verify) -> Verify:
-    return jax.jit(op, static_argnames="max_nodes")
+    return compiled.jitted(op, "max_nodes")
 
 
 def random_laws(logits_NV: jax.Array, rng: np.random.Generator) -> Draws:
@@ -38,7 +64,7 @@ def random_laws(logits_NV: jax.Array, rng: np.random.Generator) -> Draws:
     return _sampled(logits_NV, *(jnp.asarray(x.astype(kind)) for x, kind in zip(columns, kinds)))
 
 
-_sampled = jax.jit(truncated_draw)
+_sampled = compiled.jitted(truncated_draw)
 
 
 def random_tree(nodes: int, width: int, rng: np.random.Generator) -> list[int]:
@@ -52,7 +78,13 @@ def random_tree(nodes: int, width: int, rng: np.random.Generator) -> list[int]:
 
 
 def random_case(sizes: list[int], width: int, sampled: bool, seed: int) -> tuple:  # type: ignore[type-arg]
+    """Arguments of the op in the usual shape: rows of so many nodes, and garbage after them."""
+    return case_of(Shape(sampled=sampled), sizes, width, seed)
+
+
+def case_of(shape: Shape, sizes: list[int], width: int, seed: int) -> tuple:  # type: ignore[type-arg]
     """Arguments of the op: rows of so many nodes, and garbage after them."""
+    N, V = shape.N, shape.V
     rng = np.random.default_rng(seed)
     logits_NV = rng.normal(size=(N, V)) * 1.5
     draft_NV = logits_NV + rng.normal(size=(N, V)) * rng.choice([0.0, 0.3, 1.0])
@@ -74,15 +106,15 @@ def random_case(sizes: list[int], width: int, sampled: bool, seed: int) -> tuple
         target,
         *(jnp.asarray(x, jnp.int32) for x in (token_N, parent_N, start_Q)),
         jnp.asarray(rng.uniform(size=N), jnp.float32),
-        jnp.asarray(rng.uniform(0.01, 0.99, size=R), jnp.float32),
+        jnp.asarray(rng.uniform(0.01, 0.99, size=shape.R), jnp.float32),
     )
-    return (*args, draft_NV, draft) if sampled else args
+    return (*args, draft_NV, draft) if shape.sampled else args
 
 
-def assert_same(got: Verified, args: tuple) -> None:  # type: ignore[type-arg]
+def assert_same(got: Verified, args: tuple, max_nodes: int) -> None:  # type: ignore[type-arg]
     """Equal to the reference; next tokens may be those of a uniform number that differs by rounding."""
     wants = [
-        jitted(speculative_verify)(*args[:6], args[6] * factor, *args[7:], max_nodes=MAX_NODES)
+        jitted(speculative_verify)(*args[:6], args[6] * factor, *args[7:], max_nodes=max_nodes)
         for factor in (1.0, 1 - 1e-5, 1 + 1e-5)
     ]
     np.testing.assert_array_equal(got.accepted_count_R, wants[0].accepted_count_R)
@@ -96,22 +128,25 @@ class SpeculativeVerifyContract:
 
     op: staticmethod
 
-    def run(self, args: tuple) -> Verified:  # type: ignore[type-arg]
-        return jitted(self.op)(*args, max_nodes=MAX_NODES)
+    def run(self, args: tuple, max_nodes: int = MAX_NODES) -> Verified:  # type: ignore[type-arg]
+        return jitted(self.op)(*args, max_nodes=max_nodes)
 
-    @pytest.mark.parametrize("sampled", [True, False])
-    def test_parity(self, sampled: bool) -> None:
+    @picked_shapes
+    def test_parity(self, picks: Picks) -> None:
         """Chains and trees of all sizes, in any mix, with empty rows."""
 
-        @settings(max_examples=12, deadline=None)
+        @replace(picks, per_shape=12).settings(SHAPES)
         @given(
-            sizes=st.lists(st.integers(0, 7), min_size=R, max_size=R),
+            shape=picks.shapes(SHAPES, any_shape()),
+            data=st.data(),
             width=st.integers(1, 4),
             seed=st.integers(0, 1000),
         )
-        def check(sizes: list[int], width: int, seed: int) -> None:
-            args = random_case(sizes, width, sampled, seed)
-            assert_same(self.run(args), args)
+        def check(shape: Shape, data: st.DataObject, width: int, seed: int) -> None:
+            most = min(shape.max_nodes, shape.N // shape.R)
+            sizes = data.draw(st.lists(st.integers(0, most), min_size=shape.R, max_size=shape.R))
+            args = case_of(shape, sizes, width, seed)
+            assert_same(self.run(args, shape.max_nodes), args, shape.max_nodes)
 
         check()
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.sampling.reference import Draws, truncated_draw
 from pallas_kernels.speculative_verify.reference import Verified
+from tests.pallas_kernels.compiled import jitted
 
 # The vocabulary is embedded in a larger one, and the batch is that of the other tests: one compiled op serves all.
 V, VOCAB, ROWS, NODES, MAX_NODES = 4, 300, 32, 230, 9
@@ -84,7 +84,7 @@ def sample(logits_NV: np.ndarray, way: Truncation) -> Draws:
     return _sampled(logits_NV, uniform_N, temperature_N, jnp.full(n, way.top_k), top_p_N, min_p_N)
 
 
-_sampled = jax.jit(truncated_draw)
+_sampled = jitted(truncated_draw)
 
 
 def exact_probabilities(logits_NV: np.ndarray, laws: Draws) -> np.ndarray:

@@ -22,6 +22,7 @@ from pallas_kernels.ragged_paged_attention.mosaic_tiles import (
 )
 from pallas_kernels.ragged_paged_attention.mosaic_tuning import Choice
 from pallas_kernels.ragged_paged_attention.reference import ragged_paged_attention as reference
+from tests.pallas_kernels.picking import Picks, picked_shapes
 
 Rows = tuple[tuple[int, int], ...]
 if jax.__version_info__ >= mosaic.OLDEST_JAX:
@@ -125,6 +126,62 @@ def test_parity(shape: Shape, rows: Rows) -> None:
     assert np.isfinite(got).all()
     np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2)
     assert (got[sum(tokens for tokens, _ in rows) :] == 0).all()
+
+
+@st.composite
+def any_shape(draw: st.DrawFn) -> Shape:
+    """A shape that the op serves: each head width, block size and dtype, tokens and widths that fill no tile."""
+    S, R = draw(st.sampled_from([8, 16, 32, 64, 128])), draw(st.integers(1, 5))
+    M = draw(st.integers(1, max(1, 256 // S)))
+    return Shape(
+        R=R,
+        T=draw(st.integers(1, 60)),
+        M=M,
+        N=R * M + 1 + draw(st.integers(0, 3)),
+        K=draw(st.integers(1, 2)),
+        G=draw(st.sampled_from([1, 2, 3, 4, 7, 8, 16])),
+        h=draw(st.sampled_from(mosaic.HEAD_WIDTHS)),
+        S=S,
+        slots=draw(st.sampled_from([64, 128])),
+        dtype=draw(st.sampled_from(["bfloat16", "float16"])),
+        window=draw(st.none() | st.integers(1, 200)),
+        soft_cap=draw(st.sampled_from([None, 2.0])),
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn, shape: Shape) -> Rows:
+    """Any mix of rows that the tokens, the table and the pool have room for."""
+    rows: list[tuple[int, int]] = []
+    tokens, blocks = shape.T, shape.N - 1
+    for _ in range(draw(st.integers(0, shape.R))):
+        room = min(blocks, shape.M) * shape.S
+        if not room:
+            break
+        context = draw(st.integers(1, room) | st.just(room))
+        count = min(context, tokens, draw(st.sampled_from([0, 1, 2, 7, 8, 9, 17, 60])))
+        tokens, blocks = tokens - count, blocks - -(-context // shape.S)
+        rows.append((count, context))
+    return tuple(rows)
+
+
+@interpreted
+@pytest.mark.timeout(1800)
+@picked_shapes
+def test_picked_shapes(picks: Picks) -> None:
+    """Heads, widths, lengths and block tables as they come; blocks of the pool are in random order."""
+    few = (PLAIN, CAPPED, LARGE_PAGES)
+
+    @replace(picks, per_shape=2, most_free=5).settings(few)
+    @given(data=st.data(), shape=picks.shapes(few, any_shape()), seed=st.integers(0, 99))
+    def check(data: st.DataObject, shape: Shape, seed: int) -> None:
+        rows = data.draw(batches(shape))
+        args = inputs(shape, rows, seed)
+        got, want = attend(shape, args), expected(shape, args)
+        np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2)
+        assert (got[sum(tokens for tokens, _ in rows) :] == 0).all()
+
+    check()
 
 
 @interpreted

@@ -16,18 +16,9 @@ from pallas_kernels.kv_storage import value_dtype
 from pallas_kernels.ragged_paged_attention import triton, triton_plan, tuning
 from pallas_kernels.ragged_paged_attention.reference import ragged_paged_attention as reference
 from pallas_kernels.ragged_paged_attention.tuning import Choice, Facts, Launch
-from tests.pallas_kernels.attention_cases import (
-    KV_DTYPES,
-    SHAPES,
-    AttentionContract,
-    Shape,
-    inputs,
-    run,
-    solo,
-)
+from tests.pallas_kernels.attention_cases import AttentionContract, run
+from tests.pallas_kernels.attention_inputs import KV_DTYPES, SHAPES, Shape, inputs, solo
 
-# Interpreted kernels compile in half the time, and run long enough to be worth it in no test.
-QUICK = (("xla_backend_optimization_level", 0),)
 SMALL = Launch(rows=8, slots=32, splits=1, num_warps=4, num_stages=3)
 SPLIT = replace(SMALL, splits=4)
 FACTS = Facts(T=64, R=64, context=4096, K=8, G=4, h=128, q_dtype="bfloat16", kv_dtype="bfloat16", window=None)
@@ -50,7 +41,6 @@ class TestAttentionTriton(AttentionContract):
         for dtype in KV_DTYPES
         if value_dtype(dtype) == dtype
     )
-    compiler_options = QUICK
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -58,7 +48,7 @@ def test_mixed_batch_in_small_tiles(splits: int) -> None:
     """Rows of several tiles, tiles of padding, contexts of one to four shares; with sinks, which join one of them."""
     shape = Shape(R=6, T=48, M=280, N=900, sinks=True, kv_dtype=jnp.int8)
     args, options = inputs(shape, ((1, 1100), (20, 1100), (1, 300), (2, 2), (1, 1)))
-    want, got = run(reference, shape, args, options), run(OPS[splits], shape, args, options, QUICK)
+    want, got = run(reference, shape, args, options), run(OPS[splits], shape, args, options)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
@@ -67,14 +57,14 @@ def test_few_tokens_for_many_rows(splits: int) -> None:
     """No more tokens than rows need not be decodes: here is a row of three drafts and a row without a token."""
     shape = Shape(R=8, T=8, M=280, N=900, window=700)
     args, options = inputs(shape, ((1, 1100), (3, 1001), (0, 9), (1, 5)))
-    want, got = run(reference, shape, args, options), run(OPS[splits], shape, args, options, QUICK)
+    want, got = run(reference, shape, args, options), run(OPS[splits], shape, args, options)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 def test_more_query_heads_than_rows_of_a_program() -> None:
     shape = Shape(R=3, T=12, K=1, G=20, M=20)
     args, options = inputs(shape, ((1, 70), (9, 77)))
-    want, got = run(reference, shape, args, options), run(OPS[1], shape, args, options, QUICK)
+    want, got = run(reference, shape, args, options), run(OPS[1], shape, args, options)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
@@ -83,7 +73,7 @@ def test_rows_do_not_depend_on_neighbours(splits: int) -> None:
     """A row's result is the same bits without its neighbours and in another place of the batch."""
     shape = Shape(R=8, T=64, M=150, N=500)
     args, options = inputs(shape, ((7, 550), (1, 599), (20, 60), (1, 4)))
-    op = partial(run, OPS[splits], shape, compiler_options=QUICK)
+    op = partial(run, OPS[splits], shape)
     want = op(args, options)
     for row, tokens in ((0, 7), (1, 1)):
         own = want[int(args[4][row]) :][:tokens]

@@ -1,13 +1,18 @@
 """Ragged paged attention in XLA: the contract, and what only this backend promises."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pallas_kernels.ragged_paged_attention import xla
-from tests.pallas_kernels.attention_cases import KV_DTYPES, AttentionContract, Shape, inputs, run, solo
-from tests.pallas_kernels.hlo_checks import makers
+from tests.pallas_kernels.attention_cases import AttentionContract, run
+from tests.pallas_kernels.attention_inputs import KV_DTYPES, Shape, inputs, solo
+from tests.pallas_kernels.hlo_checks import compiled, makers
+
+bits = partial(run, optimize=True)
 
 
 class TestAttentionXla(AttentionContract):
@@ -19,9 +24,9 @@ class TestAttentionXla(AttentionContract):
         """A row's result is the same bits without its neighbours and in another place of the batch."""
         shape = Shape(R=8, T=64, M=80, N=200, kv_dtype=kv_dtype)
         args, options = inputs(shape, ((tokens, 150), (1, 300), (20, 60), (1, 4)))
-        want = run(self.op, shape, args, options)[:tokens]
+        want = bits(self.op, shape, args, options)[:tokens]
         q, k, v, table, start_Q, context_R = alone = solo(args, 0)
-        np.testing.assert_array_equal(run(self.op, shape, alone, options)[:tokens], want)
+        np.testing.assert_array_equal(bits(self.op, shape, alone, options)[:tokens], want)
         moved = (
             jnp.roll(q, 3, axis=0),
             k,
@@ -30,7 +35,7 @@ class TestAttentionXla(AttentionContract):
             jnp.concatenate([jnp.zeros(1, jnp.int32), 3 + start_Q[:-1]]),
             jnp.roll(context_R, 1).at[0].set(8),
         )
-        np.testing.assert_array_equal(run(self.op, shape, moved, options)[3 : 3 + tokens], want)
+        np.testing.assert_array_equal(bits(self.op, shape, moved, options)[3 : 3 + tokens], want)
 
     @pytest.mark.parametrize("R", [8, 32])
     def test_decode_does_not_depend_on_the_bucket(self, R: int) -> None:
@@ -39,12 +44,14 @@ class TestAttentionXla(AttentionContract):
         rows = ((1, 150),)
         mixed = Shape(R=8, T=64, M=80, N=200)
         args, options = inputs(mixed, (*rows, (20, 60)))
-        want = run(self.op, mixed, args, options)[0]
+        want = bits(self.op, mixed, args, options)[0]
         q, k, v, table, _, _ = args
         table = jnp.tile(table[:1], (R, 1))
         start, context = jnp.asarray([0] + [1] * R, jnp.int32), jnp.asarray([150] + [0] * (R - 1), jnp.int32)
         q = jnp.concatenate([q[:1], jnp.ones((R - 1, *q.shape[1:]))])
-        np.testing.assert_array_equal(run(self.op, mixed, (q, k, v, table, start, context), options)[0], want)
+        np.testing.assert_array_equal(
+            bits(self.op, mixed, (q, k, v, table, start, context), options)[0], want
+        )
 
     @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
     def test_pool_is_neither_copied_nor_converted(self, kv_dtype: jnp.dtype) -> None:
@@ -52,7 +59,7 @@ class TestAttentionXla(AttentionContract):
         shape = Shape(R=4, T=16, N=997, kv_dtype=kv_dtype)
         args, options = inputs(shape, ((1, 20), (3, 20)))
         op = jax.jit(lambda args, options: self.op(*args, scale=0.4, **options))
-        text = op.lower(args, options).compile().as_text()
+        text = compiled(op.lower(args, options)).as_text()
         assert makers(text, (shape.N, shape.N * shape.K, shape.N * shape.K * 4)) == []
 
     def test_unknown_pool_dtype_is_refused(self) -> None:

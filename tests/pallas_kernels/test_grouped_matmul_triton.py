@@ -15,9 +15,11 @@ from pallas_kernels.grouped_matmul import cases, tiles, triton
 from pallas_kernels.grouped_matmul.reference import grouped_matmul as reference
 from pallas_kernels.grouped_matmul.tuning import Choice, candidates, choose, key
 from pallas_kernels.kernel_case import KernelCase
+from tests.pallas_kernels.compiled import jitted
 from tests.pallas_kernels.matmul_cases import TOLERANCE, GroupedMatmulContract, draw
 
 SMALL = Choice(rows=16, columns=16, depth=16, band=2, num_warps=4, num_stages=2)
+SMALL_OP = partial(triton.grouped_matmul, interpret=True, choice=SMALL)
 BF16 = jnp.dtype(jnp.bfloat16)
 
 
@@ -28,7 +30,7 @@ class TestGroupedMatmulTriton(GroupedMatmulContract):
 class TestGroupedMatmulTritonManyTiles(GroupedMatmulContract):
     """Several tiles in every direction, the last ones of which are cut."""
 
-    op = staticmethod(partial(triton.grouped_matmul, interpret=True, choice=SMALL))
+    op = staticmethod(SMALL_OP)
 
 
 @pytest.mark.parametrize(("O", "I", "dtype"), [(16, 40, jnp.float32), (40, 40, jnp.float16)])
@@ -36,7 +38,7 @@ def test_cut_columns_and_depth(O: int, I: int, dtype: jnp.dtype) -> None:
     rng = np.random.default_rng(O)
     x_TI, w_EOI = draw(rng, (50, I), dtype), draw(rng, (3, O, I), dtype)
     sizes_E = jnp.asarray([17, 0, 31], jnp.int32)
-    got = triton.grouped_matmul(x_TI, w_EOI, sizes_E, choice=SMALL, interpret=True)
+    got = jitted(SMALL_OP)(x_TI, w_EOI, sizes_E)
     want = reference(x_TI, w_EOI, sizes_E)
     arrays = (np.asarray(y, np.float32) for y in (got, want))
     np.testing.assert_allclose(*arrays, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -46,7 +48,7 @@ def test_weights_of_experts_without_rows_are_not_used() -> None:
     rng = np.random.default_rng(0)
     x_TI, w_EOI = draw(rng, (20, 16), jnp.float32), draw(rng, (4, 24, 16), jnp.float32)
     sizes_E = jnp.asarray([0, 9, 0, 7], jnp.int32)
-    op = jax.jit(partial(triton.grouped_matmul, choice=SMALL, interpret=True))
+    op = jitted(SMALL_OP)
     want = np.asarray(op(x_TI, w_EOI, sizes_E))
     unused = jnp.asarray([0, 2])
     np.testing.assert_array_equal(np.asarray(op(x_TI, w_EOI.at[unused].set(jnp.nan), sizes_E)), want)
@@ -73,12 +75,9 @@ def test_rows_do_not_depend_on_the_batch(data: st.DataObject) -> None:
         return
     at = int(sizes[:expert].sum() + data.draw(st.integers(0, int(sizes[expert]) - 1)))
     alone_E = jnp.zeros(3, jnp.int32).at[expert].set(1)
-    together = _row_op(x_TI, w_EOI, jnp.asarray(sizes, jnp.int32))[at]
-    alone = _row_op(jnp.full_like(x_TI, jnp.nan).at[0].set(x_TI[at]), w_EOI, alone_E)[0]
+    together = jitted(SMALL_OP)(x_TI, w_EOI, jnp.asarray(sizes, jnp.int32))[at]
+    alone = jitted(SMALL_OP)(jnp.full_like(x_TI, jnp.nan).at[0].set(x_TI[at]), w_EOI, alone_E)[0]
     np.testing.assert_array_equal(np.asarray(together), np.asarray(alone))
-
-
-_row_op = jax.jit(partial(triton.grouped_matmul, choice=SMALL, interpret=True))
 
 
 class TestTiles:

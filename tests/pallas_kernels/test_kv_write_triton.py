@@ -10,6 +10,7 @@ import pytest
 
 from pallas_kernels.gpus import Generation
 from pallas_kernels.kv_write import cases, reference, triton, tuning
+from tests.pallas_kernels.compiled import jitted
 from tests.pallas_kernels.kv_write_cases import KVWriteContract
 
 
@@ -44,8 +45,8 @@ def test_widths_heads_and_tiles(
     """Widths that are no powers of two and differ between the pools (a latent and its rope key), heads and tokens that
     do not fill the tiles: the same bits everywhere as from the reference."""
     args, scales = _arguments(T, K, widths, dtype)
-    got = jax.jit(functools.partial(triton.kv_write, choice=choice, interpret=True))(*args, **scales)
-    want = jax.jit(reference.kv_write)(*args, **scales)
+    got = jitted(functools.partial(triton.kv_write, choice=choice, interpret=True))(*args, **scales)
+    want = jitted(reference.kv_write)(*args, **scales)
     for a, b in zip(got, want):
         np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
 

@@ -6,7 +6,7 @@ import pytest
 
 from pallas_kernels.kv_storage import storage_dtype, value_dtype
 from pallas_kernels.kv_write import xla
-from tests.pallas_kernels.hlo_checks import makers
+from tests.pallas_kernels.hlo_checks import compiled, makers
 from tests.pallas_kernels.kv_write_cases import KVWriteContract
 
 
@@ -16,7 +16,7 @@ class TestKVWriteXla(KVWriteContract):
     @pytest.mark.parametrize(
         "cache_dtype", [jnp.float32, jnp.float16, jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn]
     )
-    @pytest.mark.parametrize("T", [1, 32, 512])
+    @pytest.mark.parametrize("T", [1, 512])
     def test_donated_pools_are_updated_in_place(self, T: int, cache_dtype: jnp.dtype) -> None:
         """The compiled program makes no second array as large as a pool, for the dtypes that a CPU cache is held in."""
         K, S, h = 2, 4, 8
@@ -25,12 +25,12 @@ class TestKVWriteXla(KVWriteContract):
         scale = jax.ShapeDtypeStruct((K,), jnp.float32)
         slot = jax.ShapeDtypeStruct((T,), jnp.int32)
         op = jax.jit(lambda *a: xla.kv_write(*a[:5], k_scale_K=a[5], v_scale_K=a[6]), donate_argnums=(0, 1))
-        compiled = op.lower(pool, pool, x, x, slot, scale, scale).compile()
-        made = makers(compiled.as_text(), (997, 997 * K, 997 * S, 997 * K * S))
+        program = compiled(op.lower(pool, pool, x, x, slot, scale, scale))
+        made = makers(program.as_text(), (997, 997 * K, 997 * S, 997 * K * S))
         assert [line for line in made if "scatter" not in line and "dynamic-update-slice" not in line] == []
         bytes_of_pool = 997 * K * S * h * pool.dtype.itemsize
-        assert compiled.memory_analysis().temp_size_in_bytes < bytes_of_pool
-        assert compiled.memory_analysis().alias_size_in_bytes == 2 * bytes_of_pool
+        assert program.memory_analysis().temp_size_in_bytes < bytes_of_pool
+        assert program.memory_analysis().alias_size_in_bytes == 2 * bytes_of_pool
 
     def test_storage_dtypes(self) -> None:
         assert storage_dtype(jnp.bfloat16, "cpu") == jnp.uint16

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.grouped_matmul import xla as grouped
 from pallas_kernels.linear import xla, xla_cpu
-from tests.pallas_kernels.hlo_checks import makers
+from tests.pallas_kernels.hlo_checks import compiled, makers
 from tests.pallas_kernels.matmul_cases import GroupedMatmulContract, LinearContract
 
 
@@ -18,7 +18,7 @@ class TestLinearXlaCpu(LinearContract):
 
     def test_one_bfloat16_row_does_not_convert_the_weight(self) -> None:
         x, w = jax.ShapeDtypeStruct((1, 40), jnp.bfloat16), jax.ShapeDtypeStruct((997, 40), jnp.bfloat16)
-        text = jax.jit(xla_cpu.linear).lower(x, w).compile().as_text()
+        text = compiled(jax.jit(xla_cpu.linear).lower(x, w)).as_text()
         assert [line for line in makers(text, (997,)) if "f32[997,40]" in line] == []
 
 
@@ -28,7 +28,7 @@ class TestGroupedMatmulXla(GroupedMatmulContract):
     def test_bfloat16_experts_are_not_converted_as_a_whole(self) -> None:
         x, w = jax.ShapeDtypeStruct((8, 40), jnp.bfloat16), jax.ShapeDtypeStruct((997, 8, 40), jnp.bfloat16)
         sizes = jax.ShapeDtypeStruct((997,), jnp.int32)
-        text = jax.jit(grouped.grouped_matmul).lower(x, w, sizes).compile().as_text()
+        text = compiled(jax.jit(grouped.grouped_matmul).lower(x, w, sizes)).as_text()
         assert [line for line in makers(text, (997,)) if ",40]" in line] == []
 
     def test_tiles_grow_with_the_rows_per_expert(self) -> None:

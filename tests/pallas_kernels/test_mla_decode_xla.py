@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.kv_write import xla as kv_write
 from pallas_kernels.mla_decode import xla
-from tests.pallas_kernels.hlo_checks import makers
+from tests.pallas_kernels.hlo_checks import compiled, makers
 from tests.pallas_kernels.mla_decode_cases import MlaDecodeContract, Shape, inputs, run
 
 
@@ -22,7 +22,7 @@ class TestMlaDecodeXla(MlaDecodeContract):
         shape = Shape(M=12, N=997, kv_dtype=kv_dtype)
         args, options = inputs(shape, ((1, 20), (3, 20)))
         op = jax.jit(lambda args, options: self.op(*args, scale=0.4, **options))
-        text = op.lower(args, options).compile().as_text()
+        text = compiled(op.lower(args, options)).as_text()
         assert makers(text, (997, 997 * 4)) == []
 
     def test_refusals_say_why(self) -> None:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from pallas_kernels.quantized_matmul import mosaic
 from pallas_kernels.quantized_matmul.reference import quantized_matmul as reference
@@ -29,11 +30,14 @@ def _no_races() -> Iterator[None]:
 
 
 @needs_mosaic
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("_no_races")
 class TestMosaic(QuantizedMatmulContract):
     op = staticmethod(OP)
     kinds = ("w8a8-fp8", "w8a8-int8", "w8a8-fp8-static")
-    sizes = ((70, 128, 320), (130, 128, 128), (70, 128, 256))
+    sizes = ((70, 128, 320), (130, 128, 128), (70, 256, 200))
+    tokens = st.integers(mosaic.LEAST_TOKENS, 260)
+    outputs = st.sampled_from([128, 256, 384])
     # The interpreter multiplies float8 numbers with the CPU's product, whose rounding depends on a row's place.
     placed = "w8a8-int8"
     padded = ("w8a8-fp8", "w8a8-int8")

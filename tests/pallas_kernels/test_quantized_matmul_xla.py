@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.quantized_matmul import packing, reference, xla, xla_cpu
+from tests.pallas_kernels.compiled import jitted
+from tests.pallas_kernels.hlo_checks import compiled
 from tests.pallas_kernels.quantized_matmul_cases import KINDS, QuantizedMatmulContract, draw
 
 
@@ -21,7 +23,7 @@ class TestXlaCpu(QuantizedMatmulContract):
 
     def test_the_weight_is_not_converted_as_a_whole(self) -> None:
         x, w = jax.eval_shape(lambda: draw("int4-g64", 2, 997, 640, jnp.float32))
-        text = jax.jit(xla_cpu.quantized_matmul).lower(x, w).compile().as_text()
+        text = compiled(jax.jit(xla_cpu.quantized_matmul).lower(x, w)).as_text()
         assert "f32[997,128]" in text
         assert "f32[997,640]" not in text
         assert "f32[5,997,128]" not in text
@@ -29,7 +31,7 @@ class TestXlaCpu(QuantizedMatmulContract):
 
 def test_the_oracle_dequantizes_as_the_formats_say() -> None:
     """``reference.dequantize`` in jnp against ``packing.dequantize`` in numpy."""
-    dequantize = jax.jit(reference.dequantize)
+    dequantize = jitted(reference.dequantize)
     for kind in KINDS:
         _, w = draw(kind, 1, 48, 320, jnp.float32)
         np.testing.assert_array_equal(np.asarray(dequantize(w)), packing.dequantize(w))

@@ -9,6 +9,7 @@ import pytest
 
 from pallas_kernels.gpus import Generation
 from pallas_kernels.rope_kv_write import cases, triton, tuning
+from tests.pallas_kernels.compiled import jitted
 from tests.pallas_kernels.rope_kv_write_cases import PARTIAL, RopeKVWriteContract, inputs
 
 
@@ -19,9 +20,9 @@ class TestRopeKVWriteTriton(RopeKVWriteContract):
     @pytest.mark.parametrize("rows", [1, 64])
     def test_tile_sizes_make_no_difference(self, rows: int) -> None:
         args, options = inputs(PARTIAL, [9, 8, 30], 5)
-        want_q, *want_pools = jax.jit(self.op)(*args, **options)
+        want_q, *want_pools = jitted(self.op)(*args, **options)
         op = functools.partial(self.op, choice=tuning.Choice(rows=rows, num_warps=1))
-        got_q, *got_pools = jax.jit(op)(*args, **options)
+        got_q, *got_pools = jitted(op)(*args, **options)
         np.testing.assert_array_equal(np.asarray(got_q, np.float32), np.asarray(want_q, np.float32))
         for a, b in zip(got_pools, want_pools):
             np.testing.assert_array_equal(np.asarray(a, np.float32)[1:], np.asarray(b, np.float32)[1:])

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pallas_kernels.sampling import reference, xla
 from pallas_kernels.sampling.search import largest_reaching
-from tests.pallas_kernels.sampling_cases import SHAPES, P, Row, TruncatedDrawContract, arguments, bits, jitted
+from tests.pallas_kernels.compiled import jitted
+from tests.pallas_kernels.sampling_cases import SHAPES, P, Row, TruncatedDrawContract, arguments, bits
 
 
 class TestTruncatedDrawReference(TruncatedDrawContract):

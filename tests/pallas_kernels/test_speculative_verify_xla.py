@@ -11,6 +11,7 @@ import pytest
 
 from pallas_kernels.speculative_verify import reference, xla
 from pallas_kernels.speculative_verify.reference import Verified, probabilities
+from tests.pallas_kernels import compiled
 from tests.pallas_kernels.speculative_verify_cases import SpeculativeVerifyContract, jitted, random_case
 from tests.pallas_kernels.speculative_verify_law import LAWS, ROWS, TREES, check_law
 
@@ -30,7 +31,7 @@ class TestSpeculativeVerifyXla(SpeculativeVerifyContract):
 
 
 _right = jitted(xla.speculative_verify)
-_probabilities = jax.jit(probabilities)
+_probabilities = compiled.jitted(probabilities)
 
 
 def _ends(result: Verified, parent_N: jax.Array, node_start_Q: jax.Array) -> tuple[np.ndarray, np.ndarray]:
