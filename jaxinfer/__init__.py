@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxinfer.config import ConfigError, EngineConfig
+    from jaxinfer.config import EngineConfig
+    from jaxinfer.config_values import ConfigError
     from jaxinfer.engine.async_engine import AsyncEngine
     from jaxinfer.llm import LLM
     from jaxinfer.outputs import CompletionOutput, RequestOutput
@@ -19,7 +20,7 @@ _HOME = {
     "LLM": "llm",
     "AsyncEngine": "engine.async_engine",
     "CompletionOutput": "outputs",
-    "ConfigError": "config",
+    "ConfigError": "config_values",
     "EngineConfig": "config",
     "QueueFullError": "request",
     "RequestError": "request",

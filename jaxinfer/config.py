@@ -4,40 +4,14 @@ Later sources win: YAML file < environment (``JAXINFER_CACHE__NUM_BLOCKS=512``) 
 at once, each with its path; an unknown key names the nearest known one.
 """
 
-import difflib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-ENVIRONMENT_PREFIX = "JAXINFER_"
-
-
-class ConfigError(ValueError):
-    """The configuration is wrong; the message lists every problem with its path."""
-
-
-def parse_bytes(value: Any) -> Any:
-    """Turns "512MiB", "2GB" or "1.5 GiB" into a number of bytes; other values pass through."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", value, re.IGNORECASE)
-    if match is None:
-        raise ValueError(f"{value!r} is not a size; write for example 512MiB or 2GB")
-    number, unit, binary = match.groups()
-    power = " KMGT".index(unit.upper() or " ")
-    return int(float(number) * (1024 if binary else 1000) ** power)
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-
-
-class Scope(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from jaxinfer.config_values import Bytes, Scope, from_environment, merge, nest, read_yaml, validated
 
 
 class ModelConfig(Scope):
@@ -47,6 +21,10 @@ class ModelConfig(Scope):
         reference: a directory, a file, ``hf:org/name`` or ``package:NAME/FILE``.
         sha256: expected digest of a single-file checkpoint.
         dtype: of weights and activations; ``auto`` follows the checkpoint.
+        weights: how weights of matrix products and the embedding are held. ``stored``: as the checkpoint stores them,
+            GGUF's blocks quantized and 16-bit values in 16 bits, and kernels that read this form compute with the exact
+            values; an error where such kernels do not exist. ``float``: expanded to the dtype the model computes in.
+            ``auto``: ``stored`` where the kernel backend can.
         max_model_len: tokens of prompt and output together; the model's own limit if absent.
         tokenizer: directory or file, if it is not the model's own; ``none`` for a model that is used by token ids only.
     """
@@ -54,6 +32,7 @@ class ModelConfig(Scope):
     reference: str = Field(min_length=1)
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["auto", "stored", "float"] = "auto"
     max_model_len: int | None = Field(default=None, ge=2)
     tokenizer: str | None = None
 
@@ -130,12 +109,13 @@ class KernelConfig(Scope):
     """Op implementations.
 
     Attributes:
-        backend: ``auto`` takes the best for the platform: ``triton`` on NVIDIA GPUs from Ampere on, else ``xla``.
+        backend: ``auto`` takes the best for the platform: ``triton`` on NVIDIA GPUs from Ampere on,
+            ``native`` on x86-64 processors where its library was built, else ``xla``.
             ``mosaic`` is ``triton`` with Hopper's own attention of prefill chunks.
         strict: a fallback to ``xla`` is an error.
     """
 
-    backend: Literal["auto", "xla", "triton", "mosaic", "reference"] = "auto"
+    backend: Literal["auto", "xla", "native", "triton", "mosaic", "reference"] = "auto"
     strict: bool = False
 
 
@@ -143,19 +123,41 @@ class SpeculativeConfig(Scope):
     """Speculative decoding: several tokens a step, the same tokens as without it.
 
     Attributes:
-        drafter: what guesses tokens: ``none``, ``ngram`` (prompt lookup), ``path.py:Class`` for one of your own (called
-            with this configuration; see ``jaxinfer.speculative.drafter.Drafter``), or the name of an entry point in the
-            group ``jaxinfer.drafters``.
+        drafter: what guesses tokens: ``none``; ``ngram`` (prompt lookup); ``suffix`` (suffix decoding, also over
+            earlier outputs of the server); ``model`` or ``head``, which ``model`` names; ``path.py:Class`` for one of
+            your own (called with this configuration; see ``jaxinfer.speculative.drafter.Drafter``); or the name of an
+            entry point in the group ``jaxinfer.drafters``.
+        model: reference of a smaller model with the same tokenizer, or of a Medusa, EAGLE or EAGLE-3 head.
+        trees: drafters may propose trees, which attention verifies under masks.
         max_drafts: most drafts of a sequence in a step.
         max_step_drafts: most drafts of all sequences in a step.
+        adaptive: give drafts where they make more tokens per second, by step times that are measured at start-up and
+            while running, and by what each sequence accepted; none where they do not. ``false``: as many as a
+            sequence lately accepted, and a few more.
         ngram_longest, ngram_shortest: lengths of the token sequences that ``ngram`` looks up.
+        suffix_longest, suffix_shortest: the same of ``suffix``; longer matches are found too, and preferred.
+        suffix_factor: most drafts of ``suffix`` per token of the match.
+        suffix_min_probability: ``suffix`` drafts a token while at least this share of the matches went on with all of
+            the draft.
+        suffix_tokens: output tokens that are kept per ``cache_salt``, about 400 bytes each; the oldest are forgotten.
+        suffix_salts: salts that have an index of their own; one more makes the server forget the one that was used
+            longest ago.
     """
 
     drafter: str = Field(default="none", min_length=1)
+    model: str | None = Field(default=None, min_length=1)
+    trees: bool = False
     max_drafts: int = Field(default=8, ge=1, le=64)
     max_step_drafts: int = Field(default=64, ge=1)
+    adaptive: bool = False
     ngram_longest: int = Field(default=4, ge=1)
     ngram_shortest: int = Field(default=2, ge=1)
+    suffix_longest: int = Field(default=8, ge=1, le=64)
+    suffix_shortest: int = Field(default=2, ge=1)
+    suffix_factor: float = Field(default=2.0, gt=0)
+    suffix_min_probability: float = Field(default=0.2, gt=0, le=1)
+    suffix_tokens: int = Field(default=100_000, ge=64)
+    suffix_salts: int = Field(default=8, ge=1)
 
     @property
     def draft_limits(self) -> tuple[int, int]:
@@ -164,10 +166,23 @@ class SpeculativeConfig(Scope):
 
     @model_validator(mode="after")
     def _lengths_are_ordered(self) -> Self:
-        if self.ngram_shortest > self.ngram_longest:
-            raise ValueError(
-                f"ngram_shortest ({self.ngram_shortest}) must be at most ngram_longest ({self.ngram_longest})"
-            )
+        for kind in ("ngram", "suffix"):
+            values = self.model_dump(include={f"{kind}_shortest", f"{kind}_longest"})
+            shortest, longest = values[f"{kind}_shortest"], values[f"{kind}_longest"]
+            if shortest > longest:
+                raise ValueError(f"{kind}_shortest ({shortest}) must be at most {kind}_longest ({longest})")
+        return self
+
+    @model_validator(mode="after")
+    def _adaptive_chains(self) -> Self:
+        if self.adaptive and self.trees:
+            raise ValueError("adaptive counts the drafts of chains: it does not go with trees")
+        return self
+
+    @model_validator(mode="after")
+    def _model_is_named(self) -> Self:
+        if (self.drafter in ("model", "head")) != (self.model is not None):
+            raise ValueError(f"drafter is {self.drafter!r} and model is {self.model!r}: one needs the other")
         return self
 
 
@@ -275,111 +290,15 @@ class EngineConfig(Scope):
         problems: list[str] = []
         tree: dict[str, Any] = {}
         for key, value in (defaults or {}).items():
-            _merge(tree, _nest(key, value, problems))
+            merge(tree, nest(key, value, cls, problems))
         if isinstance(source, EngineConfig):
-            _merge(tree, source.model_dump(exclude_unset=True))
+            merge(tree, source.model_dump(exclude_unset=True))
         elif str(source).endswith((".yaml", ".yml")):
-            _merge(tree, _read_yaml(Path(source)))
+            merge(tree, read_yaml(Path(source), cls))
         else:
-            _merge(tree, {"model": {"reference": str(source)}})
+            merge(tree, {"model": {"reference": str(source)}})
         if not isinstance(source, EngineConfig):
-            _merge(tree, _from_environment(os.environ, problems))
+            merge(tree, from_environment(os.environ, cls, problems))
         for key, value in (overrides or {}).items():
-            _merge(tree, _nest(key, value, problems))
-        problems += _unknown_keys(tree)
-        try:
-            config = cls.model_validate(tree)
-        except ValidationError as error:
-            problems += [_describe(e) for e in error.errors() if e["type"] != "extra_forbidden"]
-            raise ConfigError(_report(problems, source)) from None
-        if problems:
-            raise ConfigError(_report(problems, source))
-        return config
-
-
-def _scopes() -> dict[str, type[Scope]]:
-    return {
-        name: field.annotation
-        for name, field in EngineConfig.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Scope)
-    }
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"configuration file {path} does not exist") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"configuration file {path} is not valid YAML: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            f"configuration file {path} must hold a mapping with the scopes {', '.join(_scopes())}"
-        )
-    return tree
-
-
-def _from_environment(environment: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, text in environment.items():
-        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
-            key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-            try:
-                value = yaml.safe_load(text)
-            except yaml.YAMLError:
-                problems.append(f"{name}: {text[:80]!r} is not a YAML value")
-                continue
-            _merge(tree, _nest(key, value, problems))
-    return tree
-
-
-def _nest(key: str, value: Any, problems: list[str]) -> dict[str, Any]:
-    if "." in key:
-        scope, field = key.split(".", 1)
-        return {scope: {field: value}}
-    if key in _scopes():
-        return {key: {"reference": value} if key == "model" and isinstance(value, str) else value}
-    for scope, model in _scopes().items():
-        if key in model.model_fields:
-            return {scope: {key: value}}
-    known = [field for model in _scopes().values() for field in model.model_fields]
-    problems.append(f"{key}: unknown key{_nearest(key, known)}")
-    return {}
-
-
-def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            tree[key] = {**tree[key], **value}
-        else:
-            tree[key] = value
-
-
-def _unknown_keys(tree: Mapping[str, Any]) -> list[str]:
-    problems = []
-    scopes = _scopes()
-    for scope, values in tree.items():
-        if scope not in scopes:
-            problems.append(f"{scope}: unknown scope{_nearest(scope, list(scopes))}")
-        elif isinstance(values, Mapping):
-            known = list(scopes[scope].model_fields)
-            problems += [
-                f"{scope}.{k}: unknown key{_nearest(str(k), known)}" for k in values if k not in known
-            ]
-    return problems
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
-
-
-def _describe(error: Any) -> str:
-    path = ".".join(str(part) for part in error["loc"])
-    given = "" if error["type"] == "missing" else f" (given: {str(error['input'])[:80]})"
-    return f"{path}: {error['msg'].removeprefix('Value error, ')}{given}"
-
-
-def _report(problems: list[str], source: Any) -> str:
-    name = "configuration" if isinstance(source, EngineConfig) else f"configuration {source}"
-    return f"{name} is wrong:\n" + "\n".join(f"  {p}" for p in problems)
+            merge(tree, nest(key, value, cls, problems))
+        return validated(cls, tree, source, problems)

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jaxinfer.drafts import NO_DRAFTS, Drafts
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.structured.constraint import Constraint
 
@@ -104,7 +105,7 @@ class Sequence:
     num_groups: int = 1
     parent: "Sequence | None" = None
     constraint: Constraint | None = None
-    drafts: tuple[int, ...] = ()
+    drafts: Drafts = NO_DRAFTS
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None

@@ -1,13 +1,34 @@
 """From a step plan to the arrays of the step: numpy only, padded to the buckets of the compile plan."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.batch.packing import Packing
+from jaxinfer.drafts import ancestor_words
 from jaxinfer.request import Sequence
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+
+
+class Samples(NamedTuple):
+    """What a step samples, in the order of the plan; a row with drafts has a sample behind its newest token and one
+    behind each draft.
+
+    Attributes:
+        rows: row of each sample.
+        tokens: int32, index in the batch of the token whose logits are sampled.
+        positions: int32, position of the sampled token in its sequence.
+        drafts: int32, the draft that is sampled behind, or -1.
+        before: int32, the sample that must equal this draft, for this sample to count; -1: it always counts.
+    """
+
+    rows: tuple[ScheduledRow, ...]
+    tokens: np.ndarray
+    positions: np.ndarray
+    drafts: np.ndarray
+    before: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -16,20 +37,11 @@ class StepArrays:
 
     Attributes:
         packed: int32, a packed ``ForwardBatch`` of ``token_bucket`` tokens.
-        sampled_rows: row of each sample, in the order of the plan; rows with drafts have several samples.
-        sampled_tokens: int32, index in the batch of the token whose logits each of them samples.
-        sampled_positions: int32, position of each sampled token in its sequence.
-        drafts: int32, the draft that stands behind the sampled position, or -1.
-        depths: int32, how many drafts stand before it.
     """
 
     token_bucket: int
     packed: np.ndarray
-    sampled_rows: tuple[ScheduledRow, ...]
-    sampled_tokens: np.ndarray
-    sampled_positions: np.ndarray
-    drafts: np.ndarray
-    depths: np.ndarray
+    samples: Samples
 
 
 class BatchBuilder:
@@ -62,15 +74,17 @@ class BatchBuilder:
                 tokens.append(-(seq.slot + 1))
             else:
                 tokens += seq.token_ids(row.start, row.start + row.num_tokens - len(row.drafts))
-                tokens += row.drafts
+                tokens += row.drafts.tokens
         bucket = self._plan.tokens(len(tokens))
         packed = self._pack(bucket, tokens, np.array(slots), np.array(starts), np.array(counts))
-        return StepArrays(bucket, packed, *_samples(rows, counts))
+        if self._plan.tree_words:
+            self._add_trees(rows, np.array(counts), self._packings[bucket].views(packed))
+        return StepArrays(bucket, packed, _samples(rows, counts))
 
     def empty(self, token_bucket: int) -> StepArrays:
         """A batch of padding only, for warm-up."""
         packed = np.zeros(self._packings[token_bucket].size, np.int32)
-        return StepArrays(token_bucket, packed, *_samples((), []))
+        return StepArrays(token_bucket, packed, _samples((), []))
 
     def _mirror(self, seq: Sequence) -> None:
         """Copies new entries. Blocks that left the window keep their stale entries: nothing reads them."""
@@ -79,6 +93,17 @@ class BatchBuilder:
             if len(table) > done:
                 mirror[seq.slot, done : len(table)] = table[done:]
                 mirrored[seq.slot] = len(table)
+
+    def _add_trees(self, rows: tuple[ScheduledRow, ...], counts: np.ndarray, views: list[np.ndarray]) -> None:
+        """Positions and masks of the drafts that do not just follow each other. They keep slots of their own."""
+        positions_T, ancestors_TU = views[1], views[-1]
+        for row, end in zip(rows, np.cumsum(counts).tolist()):
+            if row.drafts.is_chain:
+                continue
+            first = end - len(row.drafts)
+            assert row.num_tokens == 1 + len(row.drafts), "a tree follows one token"
+            positions_T[first:end] = row.start + np.array(row.drafts.depths)
+            ancestors_TU[first:end] = ancestor_words(row.drafts.parents, self._plan.tree_words)[1:]
 
     def _pack(
         self, bucket: int, tokens: list[int], slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
@@ -103,22 +128,25 @@ class BatchBuilder:
         return packed
 
 
-def _samples(
-    rows: tuple[ScheduledRow, ...], counts: list[int]
-) -> tuple[tuple[ScheduledRow, ...], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The fields of ``StepArrays`` from ``sampled_rows`` on."""
+def _samples(rows: tuple[ScheduledRow, ...], counts: list[int]) -> Samples:
     ends = np.cumsum(counts, dtype=np.int32) - 1
     sampled = [i for i, row in enumerate(rows) if row.samples]
     ends, sampled_rows = ends[sampled], tuple(rows[i] for i in sampled)
     positions = np.array([row.start + row.num_tokens for row in sampled_rows], np.int32)
-    drafts, depths = np.full(len(sampled), -1, np.int32), np.zeros(len(sampled), np.int32)
-    if any(row.drafts for row in sampled_rows):
-        samples = np.array([row.num_samples for row in sampled_rows])
-        depths = (np.arange(samples.sum()) - np.repeat(np.cumsum(samples) - samples, samples)).astype(
-            np.int32
-        )
-        before_end = np.repeat(samples - 1, samples) - depths
-        ends, positions = np.repeat(ends, samples) - before_end, np.repeat(positions, samples) - before_end
-        drafts = np.array([d for row in sampled_rows for d in (*row.drafts, -1)], np.int32)
-        sampled_rows = tuple(row for row in sampled_rows for _ in range(row.num_samples))
-    return sampled_rows, ends.astype(np.int32), positions.astype(np.int32), drafts, depths
+    none = np.full(len(sampled), -1, np.int32)
+    if not any(row.drafts for row in sampled_rows):
+        return Samples(sampled_rows, ends, positions, none, none)
+    tokens: list[int] = []
+    places: list[int] = []
+    drafts: list[int] = []
+    before: list[int] = []
+    for row, end, position in zip(sampled_rows, ends.tolist(), positions.tolist()):
+        count, first = len(row.drafts), len(drafts)
+        tokens += range(end - count, end + 1)
+        places += [position - count + depth for depth in (0, *row.drafts.depths)]
+        drafts += (-1, *row.drafts.tokens)
+        before += (-1, *(first + 1 + parent for parent in row.drafts.parents))
+    return Samples(
+        tuple(row for row in sampled_rows for _ in range(row.num_samples)),
+        *(np.array(values, np.int32) for values in (tokens, places, drafts, before)),
+    )

@@ -22,6 +22,8 @@ class CompilePlan:
         scored_rows: P of the scoring program.
         copied_blocks: pairs of the block copy program.
         max_drafts: K, most drafts of a sequence in a step; 0 without speculation.
+        tree_words: U, words of a tree mask; 0 if drafts are chains.
+        moved_slots: pairs of the program that moves accepted drafts of trees.
         max_num_seqs: W batch slots.
         table_width: M.
         num_groups: KV groups, one block table each.
@@ -37,6 +39,8 @@ class CompilePlan:
     num_groups: int
     block_size: int
     max_drafts: int = 0
+    tree_words: int = 0
+    moved_slots: int = 0
 
     @classmethod
     def make(
@@ -47,6 +51,7 @@ class CompilePlan:
         num_groups: int,
         min_tokens: int = 1,
         draft_limits: tuple[int, int] = (0, 0),
+        draft_trees: bool = False,
     ) -> "CompilePlan":
         """Buckets for a configuration.
 
@@ -54,6 +59,7 @@ class CompilePlan:
             min_tokens: smallest bucket; 2 for bfloat16 weights on a CPU, where a product with one row is
                 pathologically slow.
             draft_limits: most drafts of a sequence, and of all of them, in a step.
+            draft_trees: drafts may be trees.
         """
         max_drafts, max_step_drafts = draft_limits
         tokens = max(scheduler.max_num_batched_tokens, min_tokens)
@@ -67,6 +73,8 @@ class CompilePlan:
             num_groups=num_groups,
             block_size=block_size,
             max_drafts=max_drafts,
+            tree_words=-(-(1 + max_drafts) // 32) if draft_trees else 0,
+            moved_slots=max_step_drafts if draft_trees else 0,
         )
 
     def tokens(self, count: int) -> int:

@@ -23,6 +23,7 @@ class ForwardBatch:
         context_len_R: int32, tokens of the sequence including those of this step.
         block_tables: one int32 [R, M] table per KV group; unused entries are 0.
         slots: one int32 [T] array per KV group: ``block * S + offset`` where K and V of the token are written.
+        ancestors_TU: int32 tree masks of drafts, see ``ragged_paged_attention``; None if drafts are never trees.
     """
 
     token_ids_T: jax.Array
@@ -31,3 +32,4 @@ class ForwardBatch:
     context_len_R: jax.Array
     block_tables: tuple[jax.Array, ...]
     slots: tuple[jax.Array, ...]
+    ancestors_TU: jax.Array | None = None

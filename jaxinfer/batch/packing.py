@@ -15,12 +15,14 @@ class Packing:
     """Where the arrays of a ``ForwardBatch`` lie in the packed vector; a function of the plan and T."""
 
     shapes: tuple[tuple[int, ...], ...]
+    num_groups: int
 
     @classmethod
     def make(cls, plan: CompilePlan, token_bucket: int) -> "Packing":
         T, R = token_bucket, plan.table_rows(token_bucket)
         per_group = ((R, plan.table_width),) * plan.num_groups + ((T,),) * plan.num_groups
-        return cls(((T,), (T,), (R + 1,), (R,), *per_group))
+        tree = ((T, plan.tree_words),) if plan.tree_words else ()
+        return cls(((T,), (T,), (R + 1,), (R,), *per_group, *tree), plan.num_groups)
 
     @property
     def size(self) -> int:
@@ -33,9 +35,9 @@ class Packing:
     def unpack(self, packed: jax.Array) -> ForwardBatch:
         """The batch, inside a trace."""
         parts = [packed[start:stop].reshape(shape) for start, stop, shape in self._spans()]
-        groups = (len(parts) - 4) // 2
-        tables, slots = tuple(parts[4 : 4 + groups]), tuple(parts[4 + groups :])
-        return ForwardBatch(parts[0], parts[1], parts[2], parts[3], tables, slots)
+        tables, rest = tuple(parts[4 : 4 + self.num_groups]), parts[4 + self.num_groups :]
+        slots, tree = tuple(rest[: self.num_groups]), rest[self.num_groups :]
+        return ForwardBatch(parts[0], parts[1], parts[2], parts[3], tables, slots, *tree)
 
     def _spans(self) -> list[tuple[int, int, tuple[int, ...]]]:
         spans, start = [], 0

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -10,14 +11,15 @@ from jaxinfer.batch.builder import BatchBuilder, StepArrays
 from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.sequence_output import SequenceOutput
 from jaxinfer.engine.stop import StopConditions
+from jaxinfer.kv_cache.manager import SlotMove
 from jaxinfer.observability.compilation import CompilationMonitor
 from jaxinfer.observability.stats import EngineStats, StepTiming
 from jaxinfer.request import FinishReason, QueueFullError, Sequence, Status
 from jaxinfer.runner.protocol import LogprobRows, Runner, StepHandle, StepResult
-from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+from jaxinfer.scheduler.plan import ScheduledRow, StepPlan, accepted_moves
 from jaxinfer.scheduler.scheduler import Scheduler
 from jaxinfer.speculative.speculation import Speculation
-from jaxinfer.speculative.verify import masks_along, num_matching
+from jaxinfer.speculative.verify import masks_along
 from jaxinfer.structured.constraint import Constraint
 from jaxinfer.tokenization.tokenizer import Tokenizer
 
@@ -26,18 +28,21 @@ NOTHING_ALLOWED = (
 )
 
 
+Usable = dict[Sequence, frozenset[int]]
+
+
 @dataclass(frozen=True)
 class _InFlight:
     """A dispatched step.
 
     Attributes:
-        usable: leading samples of a row with drafts that were drawn under their masks; all of them if absent.
+        usable: samples of a constrained row, by their number in the row, that were drawn under their masks.
     """
 
     plan: StepPlan
     handle: StepHandle
     timing: StepTiming
-    usable: dict[Sequence, int]
+    usable: Usable
 
 
 class EngineCore:
@@ -123,7 +128,7 @@ class EngineCore:
         if plan is not None:
             arrays = self._builder.build(plan)
             self._note_dispatch(plan, arrays.token_bucket)
-            usable: dict[Sequence, int] = {}
+            usable: Usable = {}
             if plan.constrained:
                 handle, dispatched, usable = self._dispatch_in_phases(plan, arrays)
             else:
@@ -148,9 +153,7 @@ class EngineCore:
         if wanted:
             speculation.draft(self.scheduler.running)
 
-    def _dispatch_in_phases(
-        self, plan: StepPlan, arrays: StepArrays
-    ) -> tuple[StepHandle, float, dict[Sequence, int]]:
+    def _dispatch_in_phases(self, plan: StepPlan, arrays: StepArrays) -> tuple[StepHandle, float, Usable]:
         """For steps with rows whose next token depends on tokens that are in flight: while the device computes the
         layers, the steps before are committed and the masks are filled; then the sampler is dispatched.
 
@@ -162,15 +165,16 @@ class EngineCore:
         while self._in_flight:
             self._commit_oldest()
         masks: dict[int, np.ndarray] = {}
-        usable: dict[Sequence, int] = {}
+        usable: Usable = {}
         index = 0
         for row in plan.rows:
             if row.samples and row.seq.constraint is not None and row.seq.status is Status.RUNNING:
                 mask_X = self._next_mask(row.seq, row.seq.constraint)
                 if mask_X is not None:
-                    path = [mask_X, *masks_along(row.drafts, row.seq.constraint)]
-                    masks |= {index + depth: path_X for depth, path_X in enumerate(path)}
-                    usable[row.seq] = len(path)
+                    behind = masks_along(row.drafts, row.seq.constraint)
+                    of_row = {0: mask_X} | {1 + node: mask_X for node, mask_X in behind.items()}
+                    masks |= {index + number: mask_X for number, mask_X in of_row.items()}
+                    usable[row.seq] = frozenset(of_row)
             index += row.num_samples
         return begun.sample(masks), dispatched, usable
 
@@ -207,6 +211,8 @@ class EngineCore:
         ready = time.monotonic()
         self._commit(oldest.plan, result, oldest.usable)
         self.stats.committed(oldest.timing, ready, time.monotonic())
+        if self._speculation is not None:
+            self._speculation.observe(self.stats.records[-1])
         self._compilations.check()
 
     def _note_dispatch(self, plan: StepPlan, token_bucket: int) -> None:
@@ -218,8 +224,9 @@ class EngineCore:
                 if self.scheduler.kv.prefix_caching:
                     self.stats.scheduled_first(seq)
 
-    def _commit(self, plan: StepPlan, result: StepResult, usable: dict[Sequence, int]) -> None:
+    def _commit(self, plan: StepPlan, result: StepResult, usable: Usable) -> None:
         sampled = 0
+        moves: list[SlotMove] = []
         tokens, healthy = result.tokens.tolist(), result.healthy.tolist()
         for index, row in enumerate(plan.rows):
             chunk = result.scores.get(index)
@@ -237,13 +244,18 @@ class EngineCore:
                 if not sound:
                     self._fail(row.seq)
                 elif row.drafts:
-                    span = slice(sampled, sampled + usable.get(row.seq, row.num_samples))
-                    self._commit_drafts(row, tokens[span], healthy[span], result.logprobs, sampled)
+                    path = self._right_drafts(row, tokens[sampled : sampled + row.num_samples], usable)
+                    moves += accepted_moves(row, path, self.scheduler.kv.block_size)
+                    numbers = [0, *(1 + node for node in path)]
+                    samples = [(sampled + number, healthy[sampled + number]) for number in numbers]
+                    self._commit_drafts(row, samples, tokens, result.logprobs)
                 else:
                     self.scheduler.commit(row)
                     token = tokens[sampled] if row.samples else None
                     self._commit_output(row, token, result.logprobs, sampled)
             sampled += row.num_samples
+        if moves:
+            self._runner.move(moves)
 
     def _commit_output(
         self, row: ScheduledRow, token: int | None, logprobs: LogprobRows | None, sampled: int
@@ -257,35 +269,46 @@ class EngineCore:
         if _is_next(row):
             self._append(seq, token, logprobs, sampled)
 
+    def _right_drafts(self, row: ScheduledRow, tokens: list[int], usable: Usable) -> list[int]:
+        """The drafts of a row that equal the samples before them, as far as these count.
+
+        Args:
+            tokens: the row's samples.
+        """
+        path = row.drafts.matching(tokens) if _is_next(row) else []
+        allowed = usable.get(row.seq)
+        if allowed is not None:
+            path = list(takewhile(lambda node: 1 + node in allowed, path))
+        if _is_next(row):
+            self._note_verified(row.seq, len(row.drafts), len(path))
+        return path
+
     def _commit_drafts(
         self,
         row: ScheduledRow,
+        samples: list[tuple[int, bool]],
         tokens: list[int],
-        healthy: list[bool],
         logprobs: LogprobRows | None,
-        sampled: int,
     ) -> None:
-        """Takes samples as long as the draft before each of them is a token of the sequence.
+        """Takes the sample behind the newest token, and those behind the drafts that were right.
 
-        K and V of accepted drafts are committed one by one, each when its token is known.
+        K and V of these drafts are committed one by one, each when its token is known.
 
         Args:
-            tokens, healthy: the row's usable samples.
-            sampled: index of the first of them in the step.
+            samples: index in the step, and health, of the samples that count.
+            tokens: of all samples of the step.
         """
         seq = row.seq
         self.scheduler.commit(row)
         if not _is_next(row):
             return
-        accepted = num_matching(row.drafts, tokens)
-        self._note_verified(seq, len(row.drafts), accepted)
-        for index, (token, sound) in enumerate(zip(tokens[: accepted + 1], healthy)):
-            if index > 0:
-                self.scheduler.commit(row, index)
+        for accepted, (index, sound) in enumerate(samples):
+            if accepted > 0:
+                self.scheduler.commit(row, accepted)
             if not sound:
                 self._fail(seq)
             else:
-                self._append(seq, token, logprobs, sampled + index)
+                self._append(seq, tokens[index], logprobs, index)
             if seq.status is Status.FINISHED:
                 return
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 import jax
@@ -13,7 +13,7 @@ from jaxinfer.batch.packing import Packing
 from jaxinfer.config import EngineConfig
 from jaxinfer.kv_cache.allocate import addressable_blocks, allocate, bytes_per_block, split_memory
 from jaxinfer.kv_cache.layout import LayerKVSpec
-from jaxinfer.models.segments import SegmentedModel, run_segment
+from jaxinfer.models.segments import SegmentedModel, Struct, run_segment
 
 logger = logging.getLogger(__name__)
 
@@ -80,15 +80,17 @@ def measure_temporaries(
     """Bytes that the largest step needs beside weights and cache: compiles its segments and reads what they take."""
     packing = Packing.make(plan, plan.token_buckets[-1])
     batch = jax.eval_shape(packing.unpack, jax.ShapeDtypeStruct((packing.size,), jnp.int32))
-    x_TD, ropes = jax.eval_shape(model.embed, _structs(model, model.embed_paths), batch)
+    x_TD, ropes = jax.eval_shape(model.embed, model.structs(model.embed_paths), batch)
     # The cache's size is what is to be found out; a segment's temporaries do not depend on it.
     num_blocks = (2,) * plan.num_groups
     cache = jax.eval_shape(partial(allocate, specs, groups, num_blocks, plan.block_size, cache_dtype, {}))
     largest = 0
-    for kind, segment in {segment.kind: segment for segment in model.segments}.items():
+    # Segments of a kind may hold their weights in different forms, and then need different space.
+    distinct = {(s.kind, _form(model.structs(s.paths))): s for s in model.segments}
+    for segment in distinct.values():
         part = cache[segment.first : segment.first + segment.num_layers]
-        program = jax.jit(partial(run_segment, kind), donate_argnums=(1, 2))
-        compiled = program.lower(_structs(model, segment.paths), part, x_TD, ropes, batch).compile()
+        program = jax.jit(partial(run_segment, segment.kind), donate_argnums=(1, 2))
+        compiled = program.lower(model.structs(segment.paths), part, x_TD, ropes, batch).compile()
         usage = compiled.memory_analysis()
         largest = max(largest, usage.temp_size_in_bytes if usage is not None else 0)
     rows = max(plan.row_buckets[-1], plan.scored_rows)
@@ -97,8 +99,9 @@ def measure_temporaries(
     return largest + logits + steps_in_flight * x_TD.size * x_TD.dtype.itemsize
 
 
-def _structs(model: SegmentedModel, paths: tuple[str, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    return tuple(model.shapes[path] for path in paths)
+def _form(structs: tuple[Struct, ...]) -> Hashable:
+    leaves, structure = jax.tree.flatten(structs)
+    return structure, tuple(leaves)
 
 
 def _free_memory(reserved: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxinfer.kv_cache.block_pool import BlockPool
 from jaxinfer.kv_cache.digests import block_digest, root_digest
@@ -12,6 +13,18 @@ from jaxinfer.request import Sequence
 @dataclass(frozen=True)
 class BlockCopy:
     """A block whose content the device must copy before the step: copy-on-write of a partly shared block."""
+
+    group: int
+    source: int
+    target: int
+
+
+class SlotMove(NamedTuple):
+    """K and V of a token that go to another slot: those of an accepted draft of a tree.
+
+    Attributes:
+        source, target: ``block * S + offset``.
+    """
 
     group: int
     source: int
@@ -140,13 +153,21 @@ class KVCacheManager:
         seq.num_filed = min(len(table) for table in hit.tables)
         return copies
 
-    def extend(self, seq: Sequence, num_tokens: int) -> bool:
-        """Makes room for ``num_tokens`` tokens in all groups; on False nothing changed."""
+    def capacity(self, seq: Sequence) -> int:
+        """Tokens that a sequence has blocks for."""
+        return min(map(len, seq.tables)) * self.block_size
+
+    def extend(self, seq: Sequence, num_tokens: int, spare: int = 0) -> bool:
+        """Makes room for ``num_tokens`` tokens in all groups; on False nothing changed.
+
+        Args:
+            spare: blocks of each group that must stay free.
+        """
         wanted = self.blocks_for(num_tokens)
         missing = [wanted - len(table) for table in seq.tables]
         if max(missing) <= 0:
             return True  # nearly every step of a decode
-        if any(m > pool.num_free for m, pool in zip(missing, self.pools)):
+        if any(m > pool.num_free - spare for m, pool in zip(missing, self.pools)):
             return False
         for group, count in enumerate(missing):
             if count > 0:

@@ -28,6 +28,12 @@ def decoder_weights(
     return weights
 
 
+def dense_layer_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
+    """One layer with a dense MLP, whose tensors start with ``hf``, by path in the layer."""
+    mlp = {f"mlp.{path}": source for path, source in _dense_mlp(config, f"{hf}mlp.").items()}
+    return _layer_weights(config, hf) | mlp
+
+
 def _layer_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
     attention = f"{hf}self_attn."
 

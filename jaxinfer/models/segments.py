@@ -5,9 +5,10 @@ compiles one segment and runs it several times. Compared with one program for al
 compile by the number of segments, at the price of one dispatch per segment.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -21,9 +22,12 @@ from jaxinfer.layers.norm import RMSNorm
 from jaxinfer.models.config import RopeConfig, TransformerConfig
 from jaxinfer.models.decoder import DecoderLayer, DecoderLM, head_logits, rope_tables_of, valid_tokens
 from jaxinfer.models.registry import family
+from pallas_kernels.linear.packed import PackedWeight
 from pallas_kernels.ops import Ops
 
-Leaves = tuple[jax.Array, ...]
+Param = jax.Array | PackedWeight
+Leaves = tuple[Param, ...]
+Struct = jax.ShapeDtypeStruct | PackedWeight
 Ropes = tuple[tuple[jax.Array, jax.Array], ...]
 
 
@@ -70,22 +74,30 @@ class SegmentedModel:
     """A model without weights, in parts.
 
     Attributes:
-        shapes: dtype and shape of every parameter by path.
+        shapes: dtype and shape of every parameter by path; packed weights have shapes for arrays.
+        packable: parameters that may be packed.
         embed_paths, head_paths: parameters of the first and the last part.
         embed: (leaves, batch) -> (x_TD, rope tables); token ids are resolved.
         head: (leaves, hidden_PD) -> logits_PV in float32; the final norm is part of it, so it is computed for the
             rows that need logits only.
         final_norm: (leaves of the head, hidden_XD) -> normalised_XD, in the dtype of its input.
+        output: (leaves of the head, normalised_PD) -> logits_PV in float32: the head without the final norm.
     """
 
     config: TransformerConfig
-    shapes: dict[str, jax.ShapeDtypeStruct]
+    shapes: dict[str, Struct]
+    packable: frozenset[str]
     embed_paths: tuple[str, ...]
     embed: Callable[[Leaves, ForwardBatch], tuple[jax.Array, Ropes]]
     segments: tuple[Segment, ...]
     head_paths: tuple[str, ...]
     head: Callable[[Leaves, jax.Array], jax.Array]
     final_norm: Callable[[Leaves, jax.Array], jax.Array]
+    output: Callable[[Leaves, jax.Array], jax.Array]
+
+    def structs(self, paths: tuple[str, ...]) -> tuple[Struct, ...]:
+        """Shapes of the leaves of a part."""
+        return tuple(self.shapes[path] for path in paths)
 
 
 def segmented_model(
@@ -96,35 +108,65 @@ def segmented_model(
     param_dtype: jnp.dtype,
     max_model_len: int,
     layers_per_segment: int,
+    cuts: Iterable[int] = (),
 ) -> SegmentedModel:
-    """Cuts a model into segments of ``layers_per_segment`` layers (the last may be shorter); nothing is allocated."""
+    """Cuts a model into segments of ``layers_per_segment`` layers (some may be shorter); nothing is allocated.
+
+    Args:
+        cuts: layers at which a segment starts, so that what goes into them can be had.
+    """
     build = partial(family(config.architecture).build, config, ops)
     model: DecoderLM = nnx.eval_shape(
         lambda: build(dtype=dtype, param_dtype=param_dtype, max_model_len=max_model_len)
     )
-    shapes: dict[str, jax.ShapeDtypeStruct] = {}
-    embed, embed_paths = _part(model.embed, "embed", shapes)
+    params: dict[str, nnx.Param] = {}
+    embed, embed_paths = abstract_part(model.embed, "embed", params)
     ropes = tuple(dict.fromkeys(config.ropes))
     segments = []
-    for first in range(0, config.num_layers, layers_per_segment):
-        indices = range(first, min(first + layers_per_segment, config.num_layers))
-        parts = [_part(model.layers[i], f"layers.{i}", shapes) for i in indices]
+    for first, stop in _spans(config.num_layers, layers_per_segment, cuts):
+        indices = range(first, stop)
+        parts = [abstract_part(model.layers[i], f"layers.{i}", params) for i in indices]
         kind = SegmentKind(tuple(p for p, _ in parts), tuple(ropes.index(config.ropes[i]) for i in indices))
         segments.append(Segment(kind, first, tuple(path for _, paths in parts for path in paths)))
-    norm, norm_paths = _part(model.final_norm, "final_norm", shapes)
+    norm, norm_paths = abstract_part(model.final_norm, "final_norm", params)
     output, output_paths = (
-        (embed, embed_paths) if model.lm_head is None else _part(model.lm_head, "lm_head", shapes)
+        (embed, embed_paths) if model.lm_head is None else abstract_part(model.lm_head, "lm_head", params)
     )
     return SegmentedModel(
         config=config,
-        shapes=shapes,
+        shapes=shapes_of(params),
+        packable=frozenset(
+            path for path, param in params.items() if param.get_metadata().get("packable", False)
+        ),
         embed_paths=embed_paths,
         embed=partial(_embed, config, embed, ropes, jnp.dtype(dtype), max_model_len),
         segments=tuple(segments),
         head_paths=norm_paths + output_paths,
         head=partial(_head, config, norm, output),
         final_norm=partial(_final_norm, norm),
+        output=partial(_output, config, norm, output),
     )
+
+
+def _spans(num_layers: int, longest: int, cuts: Iterable[int]) -> list[tuple[int, int]]:
+    """First layer and end of each segment."""
+    edges = sorted({0, num_layers} | {cut for cut in cuts if cut < num_layers})
+    return [
+        (first, min(first + longest, stop))
+        for start, stop in pairwise(edges)
+        for first in range(start, stop, longest)
+    ]
+
+
+def with_vocabulary(model: SegmentedModel, vocab_size: int) -> SegmentedModel:
+    """The model with logits for so many tokens: padding beyond the vocabulary is dropped, missing tokens have none."""
+
+    def head(leaves: Leaves, hidden_PD: jax.Array) -> jax.Array:
+        logits_PV = model.head(leaves, hidden_PD)[:, :vocab_size]
+        missing = vocab_size - logits_PV.shape[1]
+        return jnp.pad(logits_PV, ((0, 0), (0, missing)), constant_values=-jnp.inf)
+
+    return replace(model, head=head) if model.config.vocab_size != vocab_size else model
 
 
 def run_segment(
@@ -164,15 +206,20 @@ def _run_layer(
     return layer(x_TD, rope, kv, batch, valid_T)
 
 
-def _part(
-    module: nnx.Module, prefix: str, shapes: dict[str, jax.ShapeDtypeStruct]
+def shapes_of(params: Mapping[str, nnx.Param]) -> dict[str, Any]:
+    """Dtype and shape of each parameter of abstract modules."""
+    return {path: param.get_value() for path, param in params.items()}
+
+
+def abstract_part(
+    module: nnx.Module, prefix: str, params: dict[str, nnx.Param]
 ) -> tuple[ModulePart, tuple[str, ...]]:
-    """The static half of an abstract module; notes the shapes of its parameters under their global paths."""
+    """The static half of an abstract module; notes its parameters under their global paths."""
     graphdef, state = nnx.split(module)
     flat = list(nnx.to_flat_state(state))
     keys = tuple(key for key, _ in flat)
     paths = tuple(f"{prefix}." + ".".join(map(str, key)) for key in keys)
-    shapes.update({path: param.get_value() for path, (_, param) in zip(paths, flat)})
+    params.update({path: param for path, (_, param) in zip(paths, flat)})
     return ModulePart(graphdef, keys), paths
 
 
@@ -198,9 +245,19 @@ def _head(
     leaves: Leaves,
     hidden_PD: jax.Array,
 ) -> jax.Array:
+    return _output(config, norm_part, output_part, leaves, _final_norm(norm_part, leaves, hidden_PD))
+
+
+def _output(
+    config: TransformerConfig,
+    norm_part: ModulePart,
+    output_part: ModulePart,
+    leaves: Leaves,
+    normalised_PD: jax.Array,
+) -> jax.Array:
     output = output_part.merge(leaves[len(norm_part.keys) :])
     assert isinstance(output, Embedding | Linear)
-    return head_logits(config, output, _final_norm(norm_part, leaves, hidden_PD))
+    return head_logits(config, output, normalised_PD)
 
 
 def _final_norm(norm_part: ModulePart, leaves: Leaves, hidden_PD: jax.Array) -> jax.Array:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.request import Sequence
 from jaxinfer.runner.protocol import LogprobRows, Masks, ScoredChunk, scored_range
-from jaxinfer.sampling.device import Draw, sample
+from jaxinfer.sampling.device import Draw, draw_only, sample
 from jaxinfer.sampling.host import Drafts, SamplingTable
 from jaxinfer.sampling.inputs import LogprobOutputs, SamplerOutputs
 from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS
@@ -21,11 +22,14 @@ from jaxinfer.sampling.logprobs import score
 from jaxinfer.sampling.state import HISTORY_CHUNK, init_state, reset_slot
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 
+_NO: Any = np.bool_(False)
+
 LogitsOf = Callable[[np.ndarray], jax.Array]
 """Indices [P] to float32 logits [P, V]."""
 
 # Compiled once per shape and process, whatever the number of engines.
 _sample = jax.jit(sample, donate_argnums=(2,), static_argnums=(3,))
+_draw = jax.jit(draw_only, donate_argnums=(3,), static_argnums=(4,))
 _score = jax.jit(score)
 _reset = jax.jit(reset_slot, donate_argnums=(0,))
 
@@ -100,7 +104,7 @@ class DeviceSampler:
         """Batch slots of a step's sampled rows. Taken when the step begins: until it is sampled, a sequence may end
         and lose its slot, which nobody else gets before.
         """
-        return np.array([row.seq.slot for row in arrays.sampled_rows])
+        return np.array([row.seq.slot for row in arrays.samples.rows])
 
     def sample(
         self, arrays: StepArrays, slots: np.ndarray, logits: LogitsOf, masks: Masks | None = None
@@ -112,16 +116,45 @@ class DeviceSampler:
             logits: called with the index in the batch of the token before each of them, padded.
             masks: what rows may get, in the place of the bans that their parameters name.
         """
-        rows = arrays.sampled_rows
+        samples = arrays.samples
+        rows = samples.rows
         if not rows:
             return SampledStep(None, 0, False)
         bucket = self._plan.rows(len(rows))
         index_P = np.zeros(bucket, np.int32)
-        index_P[: len(rows)] = arrays.sampled_tokens
-        drafts = Drafts(arrays.drafts, arrays.depths) if (arrays.depths > 0).any() else None
-        inputs = self._table.build(slots, arrays.sampled_positions, bucket, masks, drafts)
+        index_P[: len(rows)] = samples.tokens
+        drafts = Drafts(samples.drafts, samples.before) if (samples.before >= 0).any() else None
+        inputs = self._table.build(slots, samples.positions, bucket, masks, drafts)
         outputs, self._state = _sample(logits(index_P), inputs, self._state, self._draw_op)
         return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
+
+    def draw(self, arrays: StepArrays, logits: LogitsOf, newest_W: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tokens that other logits would give at the sampled positions of a step; nothing is recorded.
+
+        Penalties count the tokens that were recorded, not those drawn here.
+
+        Args:
+            logits: see ``sample``.
+            newest_W: newest token of each batch slot, by this account; donated.
+
+        Returns:
+            The tokens, int32 [P] with the rows first, and ``newest_W`` with them.
+        """
+        count = len(arrays.samples.rows)
+        bucket = self._plan.rows(count)
+        index_P = np.zeros(bucket, np.int32)
+        index_P[:count] = arrays.samples.tokens
+        inputs = self._table.build(self.slots(arrays), arrays.samples.positions, bucket)
+        inputs = replace(inputs, any_logprobs=_NO, any_named=_NO)
+        return _draw(logits(index_P), inputs, self._state, newest_W, self._draw_op)
+
+    def warm_draw(
+        self, bucket: int, logits_PV: jax.Array, newest_W: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Runs the program of ``draw`` for a bucket, on padding."""
+        spare, none = np.full(1, self._plan.max_num_seqs), np.zeros(1, np.int32)
+        inputs = self._table.build(spare, none, bucket)
+        return _draw(logits_PV, inputs, self._state, newest_W, self._draw_op)
 
     def score(self, row: ScheduledRow, logits: LogitsOf) -> PendingScores:
         """Log-probabilities of the prompt tokens that a row's positions predict.

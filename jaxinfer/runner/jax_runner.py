@@ -1,6 +1,7 @@
 """The runner on a JAX device: the model's programs, the KV cache and the sampler."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,10 +12,13 @@ import numpy as np
 from jaxinfer.batch.builder import BatchBuilder, StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.kv_cache.layout import KVCache
-from jaxinfer.kv_cache.manager import BlockCopy
+from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
+from jaxinfer.runner.block_copies import copy_blocks, move_slots
 from jaxinfer.runner.device_sampler import DeviceSampler, LogitsOf, PendingScores, SampledStep
+from jaxinfer.runner.follower import Follower, TargetStep
 from jaxinfer.runner.programs import ModelPrograms
 from jaxinfer.runner.protocol import Masks, StepResult, pooled_positions, scored_range
+from jaxinfer.runner.timing import ProgramSeconds
 from jaxinfer.scheduler.plan import StepPlan
 
 
@@ -49,11 +53,13 @@ class JaxRunner:
         *,
         hidden_size: int,
         dtype: jnp.dtype,
+        follower: Follower | None = None,
     ) -> None:
         self._programs = programs
         self._kv_cache = kv_cache
         self._plan = plan
         self._sampler = sampler
+        self._follower = follower
         self._hidden = jnp.zeros((plan.token_buckets[-1], hidden_size), dtype)
 
     @property
@@ -69,8 +75,15 @@ class JaxRunner:
         if plan.copies:
             self._copy(plan.copies)
         self._backbone(arrays)
+        if self._follower is not None:
+            self._follower.follow(TargetStep(plan, arrays, self._sampler.newest_W, self._hidden))
         slots = self._sampler.slots(arrays)
         return _BegunStep(lambda masks: self._finish(plan, arrays, slots, masks))
+
+    def move(self, moves: Sequence[SlotMove]) -> None:
+        self._move(moves)
+        if self._follower is not None:
+            self._follower.move(moves)
 
     def _finish(self, plan: StepPlan, arrays: StepArrays, slots: np.ndarray, masks: Masks) -> _JaxHandle:
         sampled = self._sampler.sample(arrays, slots, self._logits, masks)
@@ -98,15 +111,45 @@ class JaxRunner:
         runs += self._sampler.warm_ups(self._logits)
         runs.append(lambda: self._programs.pool(self._hidden, 0, 0))
         runs.append(lambda: self._copy((BlockCopy(0, 0, 0),)))
+        if self._plan.moved_slots:
+            runs.append(lambda: self._move((SlotMove(0, 0, 0),)))
+        if self._follower is not None:
+            runs += self._follower.warm_ups(builder)
         for done, run in enumerate(runs, start=1):
             run()
             if progress is not None:
                 progress(done, len(runs))
         jax.block_until_ready(self._kv_cache)
 
+    def time_programs(self, builder: BatchBuilder, largest: int) -> ProgramSeconds:
+        """Runs the programs of steps of up to ``largest`` tokens on padding, after the warm-up; takes the faster of
+        two runs of each."""
+        layers = {
+            bucket: min(self._seconds(partial(self._backbone, builder.empty(bucket))) for _ in range(2))
+            for bucket in self._plan.token_buckets
+            if bucket <= self._plan.tokens(min(largest, self._plan.token_buckets[-1]))
+        }
+        sampling = {
+            bucket: min(self._seconds(run) for _ in range(2))
+            for bucket, run in zip(self._plan.row_buckets, self._sampler.warm_ups(self._logits))
+        }
+        return ProgramSeconds(layers, sampling)
+
+    def _seconds(self, run: Callable[[], object]) -> float:
+        """Until the device is done with everything that was dispatched."""
+        started = time.perf_counter()
+        run()
+        jax.block_until_ready((self._hidden, self._sampler.newest_W))
+        return time.perf_counter() - started
+
     def _backbone(self, arrays: StepArrays) -> None:
         self._kv_cache, self._hidden = self._programs.backbone(
-            self._kv_cache, self._hidden, self._sampler.newest_W, arrays.packed, arrays.token_bucket
+            self._kv_cache,
+            self._hidden,
+            self._sampler.newest_W,
+            arrays.packed,
+            arrays.token_bucket,
+            None if self._follower is None else self._follower.capture,
         )
 
     def _logits(self, index_P: np.ndarray) -> jax.Array:
@@ -117,10 +160,7 @@ class JaxRunner:
         return lambda index_P: self._logits(index_P + offset)
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
-        """Copies in order, as many per call as the program has pairs; padding copies block 0 onto itself."""
-        size = self._plan.copied_blocks
-        for start in range(0, len(copies), size):
-            pairs_GC2 = np.zeros((self._plan.num_groups, size, 2), np.int32)
-            for i, copy in enumerate(copies[start : start + size]):
-                pairs_GC2[copy.group, i] = copy.source, copy.target
-            self._kv_cache = self._programs.copy_blocks(self._kv_cache, pairs_GC2)
+        self._kv_cache = copy_blocks(self._programs.copies, self._kv_cache, copies, self._plan)
+
+    def _move(self, moves: Sequence[SlotMove]) -> None:
+        self._kv_cache = move_slots(self._programs.copies, self._kv_cache, moves, self._plan)

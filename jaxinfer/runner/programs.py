@@ -13,7 +13,8 @@ from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.batch.forward_batch import ForwardBatch
 from jaxinfer.batch.packing import Packing
 from jaxinfer.kv_cache.layout import KVCache
-from jaxinfer.models.segments import Leaves, Ropes, SegmentedModel, SegmentKind, run_segment
+from jaxinfer.models.segments import Leaves, Param, Ropes, SegmentedModel, SegmentKind, run_segment
+from jaxinfer.runner.block_copies import PoolCopies
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class StepFunctions:
     store: Callable[[jax.Array, jax.Array], jax.Array]
     head: jax.stages.Wrapped
     pool: Callable[[Leaves, jax.Array, np.ndarray], jax.Array]
-    copy: Callable[[KVCache, np.ndarray], KVCache]
+    copies: PoolCopies
 
     @classmethod
     def make(cls, model: SegmentedModel, plan: CompilePlan, groups: tuple[int, ...]) -> Self:
@@ -45,13 +46,14 @@ class StepFunctions:
             store=jax.jit(_store, donate_argnums=(0,)),
             head=jax.jit(partial(_head, model.head)),
             pool=jax.jit(partial(_pool, model.final_norm)),
-            copy=jax.jit(partial(_copy_blocks, groups), donate_argnums=(0,)),
+            copies=PoolCopies.make(groups),
         )
 
     def compile_head(self, model: SegmentedModel, hidden_XD: jax.ShapeDtypeStruct, rows: int) -> None:
         """Compiles the head for so many rows from shapes alone; the first call finds it compiled."""
-        leaves = tuple(model.shapes[path] for path in model.head_paths)
-        self.head.lower(leaves, hidden_XD, jax.ShapeDtypeStruct((rows,), np.int32)).compile()
+        self.head.lower(
+            model.structs(model.head_paths), hidden_XD, jax.ShapeDtypeStruct((rows,), np.int32)
+        ).compile()
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class ModelPrograms:
         params: parameters by path.
     """
 
-    def __init__(self, model: SegmentedModel, params: dict[str, jax.Array], functions: StepFunctions) -> None:
+    def __init__(self, model: SegmentedModel, params: dict[str, Param], functions: StepFunctions) -> None:
         self._functions = functions
         self._embed_leaves = tuple(params[path] for path in model.embed_paths)
         self._head_leaves = tuple(params[path] for path in model.head_paths)
@@ -92,8 +94,12 @@ class ModelPrograms:
         newest_W: jax.Array,
         packed: np.ndarray,
         token_bucket: int,
+        capture: Callable[[int, jax.Array], None] | None = None,
     ) -> tuple[KVCache, jax.Array]:
         """Runs all layers of a step.
+
+        Args:
+            capture: called with the first layer of each segment and what goes into it, which the segment overwrites.
 
         Returns:
             The cache, and the buffer whose first T rows are the step's hidden states before the final norm. The
@@ -102,10 +108,20 @@ class ModelPrograms:
         x_TD, ropes, batch = self._functions.embed(self._embed_leaves, newest_W, packed, token_bucket)
         new_cache = list(kv_cache)
         for segment in self._segments:
+            if capture is not None:
+                capture(segment.first, x_TD)
             part = kv_cache[segment.first : segment.stop]
             x_TD, part = segment.run(segment.leaves, part, x_TD, ropes, batch)
             new_cache[segment.first : segment.stop] = part
         return tuple(new_cache), self._functions.store(hidden_XD, x_TD)
+
+    @property
+    def embed_leaves(self) -> Leaves:
+        return self._embed_leaves
+
+    @property
+    def head_leaves(self) -> Leaves:
+        return self._head_leaves
 
     def head(self, hidden_XD: jax.Array, index_P: np.ndarray) -> jax.Array:
         """Float32 logits [P, V] of the given rows of the buffer."""
@@ -115,9 +131,9 @@ class ModelPrograms:
         """Float32 sum [D] of the rows ``first`` to ``stop`` of the buffer, after the final norm."""
         return self._functions.pool(self._head_leaves, hidden_XD, np.array([first, stop], np.int32))
 
-    def copy_blocks(self, kv_cache: KVCache, pairs_GC2: np.ndarray) -> KVCache:
-        """Copies blocks (source, target) of each group in all its layers; reads all sources before it writes."""
-        return self._functions.copy(kv_cache, pairs_GC2)
+    @property
+    def copies(self) -> PoolCopies:
+        return self._functions.copies
 
 
 def _embed(
@@ -155,19 +171,3 @@ def _pool(
 
 def _store(hidden_XD: jax.Array, x_TD: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice(hidden_XD, x_TD.astype(hidden_XD.dtype), (0, 0))
-
-
-def _copy_blocks(groups: tuple[int, ...], kv_cache: KVCache, pairs_GC2: jax.Array) -> KVCache:
-    def copy(pool_NKSh: jax.Array, pairs_C2: jax.Array) -> jax.Array:
-        rows_CKSh = jnp.take(pool_NKSh, pairs_C2[:, 0], axis=0, mode="clip")
-
-        def write(i: jax.Array, pool: jax.Array) -> jax.Array:
-            row = jax.lax.dynamic_slice_in_dim(rows_CKSh, i, 1)
-            return jax.lax.dynamic_update_slice_in_dim(pool, row, pairs_C2[i, 1], 0)
-
-        return jax.lax.fori_loop(0, pairs_C2.shape[0], write, pool_NKSh)
-
-    return tuple(
-        replace(kv, k_NKSh=copy(kv.k_NKSh, pairs_GC2[g]), v_NKSh=copy(kv.v_NKSh, pairs_GC2[g]))
-        for kv, g in zip(kv_cache, groups, strict=True)
-    )

@@ -1,12 +1,13 @@
 """What the engine asks of a device: dispatch a step, and later give its results."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from jaxinfer.batch.builder import StepArrays
+from jaxinfer.kv_cache.manager import SlotMove
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 
 Masks = Mapping[int, np.ndarray]
@@ -82,6 +83,11 @@ class Runner(Protocol):
 
     def begin(self, plan: StepPlan, arrays: StepArrays) -> BegunStep:
         """Starts all of a step but its sampler, and returns at once."""
+        ...
+
+    def move(self, moves: Sequence[SlotMove]) -> None:
+        """Moves K and V between slots, before the next step. Those of a sequence are in the order of its positions, and
+        no target lies behind its source."""
         ...
 
 

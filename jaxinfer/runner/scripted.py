@@ -1,6 +1,6 @@
 """A runner whose logits the test decides; sampler, scheduler and block pool are the real ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.kv_cache.manager import SlotMove
 from jaxinfer.request import Request
 from jaxinfer.runner.device_sampler import DeviceSampler, SampledStep
 from jaxinfer.runner.pooled_stand_in import pooled_stand_in
@@ -64,10 +65,13 @@ class ScriptedRunner:
         slots = self._sampler.slots(arrays)
         return _BegunStep(lambda masks: self._finish(plan, arrays, slots, masks))
 
+    def move(self, moves: Sequence[SlotMove]) -> None:
+        """There are no K and V."""
+
     def _finish(self, plan: StepPlan, arrays: StepArrays, slots: np.ndarray, masks: Masks) -> _ScriptedHandle:
         logits = [
             self._logits(row, position)
-            for row, position in zip(arrays.sampled_rows, arrays.sampled_positions.tolist())
+            for row, position in zip(arrays.samples.rows, arrays.samples.positions.tolist())
         ]
         sampled = self._sampler.sample(
             arrays, slots, lambda index_P: self._stack(logits, len(index_P)), masks

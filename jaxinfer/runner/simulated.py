@@ -1,11 +1,13 @@
 """A runner without a device: a cost model, and tokens that are a function of request and position."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxinfer.batch.builder import StepArrays
+from jaxinfer.kv_cache.manager import SlotMove
 from jaxinfer.runner.pooled_stand_in import pooled_stand_in
 from jaxinfer.runner.protocol import Masks, StepResult
 from jaxinfer.sampling.masks import unpack
@@ -69,9 +71,12 @@ class SimulatedRunner:
         return self.begin(plan, arrays).sample({})
 
     def begin(self, plan: StepPlan, arrays: StepArrays) -> SimulatedStep:
-        rows = arrays.sampled_rows
+        rows = arrays.samples.rows
         keys = np.array([row.seq.key[0] for row in rows], np.int64)
-        positions = arrays.sampled_positions.astype(np.int64)
+        positions = arrays.samples.positions.astype(np.int64)
         tokens = self._first + (keys * 2654435761 + positions * 40503) % self._span
         self._free_at = max(self._free_at, time.perf_counter()) + self._cost.seconds(plan)
         return SimulatedStep(tokens.astype(np.int32), self._free_at, pooled_stand_in(plan))
+
+    def move(self, moves: Sequence[SlotMove]) -> None:
+        """There are no K and V."""

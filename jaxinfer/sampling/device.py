@@ -40,8 +40,25 @@ def sample(
         Tokens with their health and log-probabilities, and the state with the tokens recorded that count: all but
         those behind a draft that was not sampled. An unhealthy row has token 0.
     """
-    logits_PV = logits_PV.astype(jnp.float32)
+    outputs = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op)
+    return outputs, record(state, *_taken(inputs, outputs.token_P, state))
 
+
+def draw_only(
+    logits_PV: jax.Array,
+    inputs: SamplingInputs,
+    state: SamplerState,
+    newest_W: jax.Array,
+    draw_op: Draw | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The tokens that ``sample`` would give, [P], and an array of the newest tokens of all slots with them."""
+    token_P = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op).token_P
+    return token_P, newest_W.at[inputs.slot_P].set(token_P)
+
+
+def _outputs(
+    logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState, draw_op: Draw | None
+) -> SamplerOutputs:
     def greedy_only() -> SamplerOutputs:
         token_P, healthy_P, _ = _choose_greedily(logits_PV, finite_rows(logits_PV))
         return SamplerOutputs(token_P, healthy_P, no_logprobs(inputs))
@@ -52,8 +69,7 @@ def sample(
     # One conditional around all that reads the state, so that it is dead when the tokens are recorded in
     # place.
     work = any_edit(inputs) | inputs.any_random | inputs.any_logprobs
-    outputs = lax.cond(work, anything, greedy_only)
-    return outputs, record(state, *_taken(inputs, outputs.token_P, state))
+    return lax.cond(work, anything, greedy_only)
 
 
 def _taken(
@@ -64,14 +80,18 @@ def _taken(
     spare = state.newest_W.shape[0] - 1
 
     def drafted() -> tuple[jax.Array, jax.Array]:
-        matches_P = jnp.pad(token_P[:-1] == inputs.draft_P[:-1], (1, 0))
-        counts_P = inputs.depth_P == 0
+        first_P = inputs.before_P < 0
+        before_P = jnp.maximum(inputs.before_P, 0)
+        matches_P = token_P[before_P] == inputs.draft_P
 
         def deepen(_: int, counts_P: jax.Array) -> jax.Array:
-            return counts_P | (matches_P & jnp.pad(counts_P[:-1], (1, 0)))
+            return first_P | (matches_P & counts_P[before_P])
 
-        counts_P = lax.fori_loop(0, inputs.history_PK.shape[1], deepen, counts_P)
-        followed_P = jnp.pad((inputs.depth_P[1:] > 0) & counts_P[1:], (0, 1))
+        counts_P = lax.fori_loop(0, inputs.history_PK.shape[1], deepen, first_P)
+        rows = before_P.shape[0]
+        followed_P = (
+            jnp.zeros(rows, bool).at[jnp.where(counts_P & ~first_P, before_P, rows)].set(True, mode="drop")
+        )
         slot_P = jnp.where(counts_P, inputs.slot_P, spare)
         return slot_P, jnp.where(followed_P, spare, slot_P)
 

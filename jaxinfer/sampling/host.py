@@ -81,15 +81,15 @@ class _Neutral:
     bias_values_PB: jax.Array
     named_ids_PX: jax.Array
     draft_P: jax.Array
-    depth_P: jax.Array
+    before_P: jax.Array
     history_PK: jax.Array
 
 
 class Drafts(NamedTuple):
-    """Drafts around the rows to sample: see ``draft_P`` and ``depth_P`` of ``SamplingInputs``."""
+    """Drafts before the rows to sample: see ``draft_P`` and ``before_P`` of ``SamplingInputs``."""
 
-    next: np.ndarray
-    depth: np.ndarray
+    token: np.ndarray
+    before: np.ndarray
 
 
 class SamplingTable:
@@ -237,7 +237,7 @@ class SamplingTable:
                 bias_values_PB=jnp.zeros((bucket, MAX_LOGIT_BIAS), jnp.float32),
                 named_ids_PX=jnp.zeros((bucket, MAX_LOGPROB_TOKEN_IDS), jnp.int32),
                 draft_P=jnp.full(bucket, -1, jnp.int32),
-                depth_P=jnp.zeros(bucket, jnp.int32),
+                before_P=jnp.full(bucket, -1, jnp.int32),
                 history_PK=jnp.full((bucket, self._max_drafts), self._vocab, jnp.int32),
             )
         return self._neutral[bucket]
@@ -260,12 +260,16 @@ class SamplingTable:
 
     def _drafts_of(self, drafts: Drafts, bucket: int) -> dict[str, Any]:
         history_PK = np.full((bucket, self._max_drafts), self._vocab, np.int32)
-        for back in range(1, int(drafts.depth.max()) + 1):
-            deep = np.flatnonzero(drafts.depth >= back)
-            history_PK[deep, back - 1] = drafts.next[deep - back]
+        rows = np.flatnonzero(drafts.before >= 0)
+        at = rows
+        for back in range(self._max_drafts):
+            history_PK[rows, back] = drafts.token[at]
+            at = drafts.before[at]
+            deeper = drafts.before[at] >= 0
+            rows, at = rows[deeper], at[deeper]
         return {
-            "draft_P": _padded(drafts.next, bucket, -1),
-            "depth_P": _padded(drafts.depth, bucket, 0),
+            "draft_P": _padded(drafts.token, bucket, -1),
+            "before_P": _padded(drafts.before, bucket, -1),
             "history_PK": history_PK,
             "any_draft": np.bool_(True),
         }

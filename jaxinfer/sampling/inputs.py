@@ -25,10 +25,9 @@ class SamplingInputs:
         bias_ids_PB, bias_values_PB: int32 and float32; unused entries are (0, 0.0).
         named_ids_PX: int32 [P, MAX_LOGPROB_TOKEN_IDS], tokens whose log-probabilities are asked for by id.
         processed_logprobs_P: bool; log-probabilities of the processed law instead of the raw one.
-        draft_P: int32, the draft that stands behind the position, or -1. Rows of a sequence follow each other; one
-            counts if the sample before it equals the draft between them.
-        depth_P: int32, drafts of the sequence before the position.
-        history_PK: int32, those drafts, for the penalties; V where there is none.
+        draft_P: int32, the draft that the row is sampled behind, or -1.
+        before_P: int32, the row whose token must equal that draft, for this row to count; -1: it always counts.
+        history_PK: int32, that draft and those before it, for the penalties; V where there is none.
         any_draft, any_penalty, any_mask, any_bias, any_random, any_truncation, any_logprobs, any_named: bool scalars
             that switch off the branches that no row needs.
 
@@ -51,7 +50,7 @@ class SamplingInputs:
     named_ids_PX: jax.Array
     processed_logprobs_P: jax.Array
     draft_P: jax.Array
-    depth_P: jax.Array
+    before_P: jax.Array
     history_PK: jax.Array
     any_draft: jax.Array
     any_penalty: jax.Array

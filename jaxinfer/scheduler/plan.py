@@ -1,9 +1,11 @@
 """The result of scheduling: what the next step computes."""
 
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxinfer.kv_cache.manager import BlockCopy
+from jaxinfer.drafts import NO_DRAFTS, Drafts
+from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
 from jaxinfer.request import Sequence
 
 
@@ -17,7 +19,7 @@ class ScheduledRow(NamedTuple):
         epoch: the sequence's epoch when it was planned.
         num_outputs: tokens that the sequence had generated, those in flight included.
         drafts: the row's last tokens, which are guesses: each of them, and the token before the first one, is sampled,
-            and a sample that equals the draft behind it makes the next sample count.
+            and a draft that equals the sample before it makes the sample behind it count.
     """
 
     seq: Sequence
@@ -26,7 +28,7 @@ class ScheduledRow(NamedTuple):
     samples: bool
     epoch: int
     num_outputs: int
-    drafts: tuple[int, ...] = ()
+    drafts: Drafts = NO_DRAFTS
 
     @property
     def num_samples(self) -> int:
@@ -63,3 +65,25 @@ class StepPlan:
     def constrained(self) -> bool:
         """Whether a row is sampled under a mask that depends on the tokens before."""
         return any(row.samples and row.seq.constraint is not None for row in self.rows)
+
+
+def accepted_moves(row: ScheduledRow, path: Sequence_[int], block_size: int) -> list[SlotMove]:
+    """Moves that bring K and V of a row's accepted drafts to the slots of their positions.
+
+    Args:
+        path: the accepted drafts, from the first position on. In a chain they are in their places.
+    """
+    first = row.start + row.num_tokens - len(row.drafts)
+    moves = []
+    for depth, node in enumerate(path):
+        if node != depth:
+            source, target = divmod(first + node, block_size), divmod(first + depth, block_size)
+            for group, table in enumerate(row.seq.tables):
+                moves.append(
+                    SlotMove(
+                        group,
+                        table[source[0]] * block_size + source[1],
+                        table[target[0]] * block_size + target[1],
+                    )
+                )
+    return moves

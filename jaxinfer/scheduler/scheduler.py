@@ -4,6 +4,7 @@ import bisect
 from collections.abc import Iterable
 
 from jaxinfer.config import SchedulerConfig
+from jaxinfer.drafts import NO_DRAFTS, Drafts
 from jaxinfer.kv_cache.manager import BlockCopy, KVCacheManager
 from jaxinfer.request import FinishReason, QueueFullError, RequestError, Sequence, Status
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
@@ -78,6 +79,16 @@ class Scheduler:
     def live_sequences(self) -> Iterable[Sequence]:
         yield from self.running
         yield from self.waiting
+
+    def reserve(self, seq: Sequence, num_tokens: int) -> int:
+        """Gives a running sequence blocks for tokens to come, but none that the next tokens of others may need.
+
+        Returns:
+            Tokens that it has blocks for, at most ``num_tokens``.
+        """
+        if self.kv.extend(seq, num_tokens, spare=len(self.running)):
+            return num_tokens
+        return min(num_tokens, self.kv.capacity(seq))
 
     # ---- one pass
 
@@ -189,7 +200,7 @@ class Scheduler:
         victim = next((r for r in reversed(self.running) if r in self._pass.planned), None)
         if victim is None or victim.request.priority <= seq.request.priority:
             return False
-        count = self._pass.planned[victim] - len(self._pass.drafts.get(victim, ()))
+        count = self._pass.planned[victim] - len(self._pass.drafts.get(victim, NO_DRAFTS))
         self._pass.displaced.append((victim, count))
         self._pass.cancel(victim)
         return True
@@ -224,12 +235,14 @@ class Scheduler:
             return 0
         return min(remaining, self._pass.budget, self._chunk_limit(seq, seq.num_computed))
 
-    def _affordable_drafts(self, seq: Sequence, count: int, others: int) -> tuple[int, ...]:
+    def _affordable_drafts(self, seq: Sequence, count: int, others: int) -> Drafts:
         """The drafts that the next step may verify; none unless it computes the newest token."""
-        drafts, seq.drafts = seq.drafts, ()
+        drafts, seq.drafts = seq.drafts, NO_DRAFTS
         if not drafts or seq.num_in_flight or seq.num_computed + count != seq.num_tokens:
-            return ()
-        return drafts[: max(0, self._pass.budget - count - others)]
+            return NO_DRAFTS
+        if count > 1 and not drafts.is_chain:
+            return NO_DRAFTS  # the words of a tree mask are made for one token before the tree
+        return drafts.first(max(0, self._pass.budget - count - others))
 
     def _chunk_limit(self, seq: Sequence, computed: int) -> int:
         """Decodes are not limited; the chunk size applies to what is computed in bulk."""
@@ -243,7 +256,7 @@ class Scheduler:
         self.running.remove(seq)
         seq.status = Status.WAITING
         seq.num_computed = seq.num_committed = 0
-        seq.drafts = ()
+        seq.drafts = NO_DRAFTS
         seq.epoch += 1
         seq.preemptions += 1
         self._pass.preempted += 1
@@ -258,7 +271,7 @@ class Scheduler:
     def _finish_pass(self) -> StepPlan | None:
         rows = []
         for seq, count in self._pass.planned.items():
-            drafts = self._pass.drafts.get(seq, ())
+            drafts = self._pass.drafts.get(seq, NO_DRAFTS)
             end = seq.num_computed + count
             samples = end - len(drafts) == seq.num_tokens and seq.max_tokens > 0
             generated = len(seq.output_token_ids) + seq.num_in_flight
@@ -277,7 +290,8 @@ class Scheduler:
         """Takes note that a row's K and V are computed and sound.
 
         Args:
-            accepted: leading drafts that are tokens of the sequence by now. The others are to be computed again.
+            accepted: drafts, from the first position on, that are tokens of the sequence by now. The others are to be
+                computed again.
         """
         seq = row.seq
         if row.epoch == seq.epoch and seq.status is Status.RUNNING:
@@ -307,12 +321,12 @@ class _Pass:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.planned: dict[Sequence, int] = {}
-        self.drafts: dict[Sequence, tuple[int, ...]] = {}
+        self.drafts: dict[Sequence, Drafts] = {}
         self.admitted: dict[Sequence, list[BlockCopy]] = {}
         self.displaced: list[tuple[Sequence, int]] = []
         self.preempted = 0
 
-    def plan(self, seq: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
+    def plan(self, seq: Sequence, count: int, drafts: Drafts = NO_DRAFTS) -> None:
         assert count > 0, "a planned sequence computes at least one token"
         self.planned[seq] = count + len(drafts)
         self.budget -= count + len(drafts)

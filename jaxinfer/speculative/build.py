@@ -1,14 +1,19 @@
 """From a configuration to a drafter."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from jaxinfer.config import ConfigError, SpeculativeConfig
+from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_values import ConfigError
+from jaxinfer.runner.timing import ProgramSeconds
+from jaxinfer.speculative.adaptive import AdaptiveDrafts
+from jaxinfer.speculative.costs import StepCosts
 from jaxinfer.speculative.drafter import Drafter
 from jaxinfer.speculative.ngram import NgramDrafter
-from jaxinfer.speculative.speculation import Speculation
+from jaxinfer.speculative.speculation import Reserve, Speculation
+from jaxinfer.speculative.suffix import SuffixDrafter
 
 ENTRY_POINTS = "jaxinfer.drafters"
 """Group of entry points by which installed packages offer drafters, by name."""
@@ -16,14 +21,58 @@ ENTRY_POINTS = "jaxinfer.drafters"
 DrafterFactory = Callable[[SpeculativeConfig], Drafter]
 
 
-def make_speculation(config: SpeculativeConfig) -> Speculation | None:
+def _ngram(config: SpeculativeConfig) -> Drafter:
+    return NgramDrafter(config.ngram_longest, config.ngram_shortest)
+
+
+def _beside_the_target(config: SpeculativeConfig) -> Drafter:
+    raise ConfigError(f"speculative.drafter is {config.drafter!r}, but this runner computes no models")
+
+
+BUILT_IN: Mapping[str, DrafterFactory] = {
+    "ngram": _ngram,
+    "suffix": SuffixDrafter,
+    "model": _beside_the_target,
+    "head": _beside_the_target,
+}
+
+
+def make_speculation(
+    config: SpeculativeConfig,
+    max_model_len: int,
+    programs: ProgramSeconds | None = None,
+    overlapped: bool = True,
+    *,
+    drafter: Drafter | None = None,
+    reserve: Reserve | None = None,
+) -> Speculation | None:
     """What gives drafts to running sequences; None without speculation.
 
+    Args:
+        programs: how long they take, for an adaptive number of drafts; None if that is not wanted.
+        overlapped: whether steps without drafts are overlapped.
+        drafter: one that computes beside the target; absent: the one that the configuration names.
+        reserve: see ``Speculation``; for such a drafter.
+
     Raises:
-        ConfigError: the drafter cannot be found.
+        ConfigError: the drafter cannot be found, or is a model, which needs an engine's device.
     """
-    factory = find_drafter(config.drafter)
-    return None if factory is None else Speculation(factory(config), *config.draft_limits)
+    if drafter is None:
+        factory = find_drafter(config.drafter)
+        if factory is None:
+            return None
+        drafter, reserve = factory(config), None
+    adaptive = None
+    if programs is not None:
+        adaptive = AdaptiveDrafts(StepCosts(programs), overlapped, *config.draft_limits)
+    return Speculation(
+        drafter,
+        *config.draft_limits,
+        adaptive,
+        reserve=reserve,
+        trees=config.trees,
+        max_model_len=max_model_len,
+    )
 
 
 def find_drafter(name: str) -> DrafterFactory | None:
@@ -34,20 +83,16 @@ def find_drafter(name: str) -> DrafterFactory | None:
     """
     if name == "none":
         return None
-    if name == "ngram":
-        return _ngram
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     if ".py:" in name:
         path, _, attribute = name.rpartition(":")
         return _from_file(Path(path), attribute)
     offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name not in offered:
-        names = ", ".join(["none", "ngram", *sorted(offered)])
+        names = ", ".join(["none", *BUILT_IN, *sorted(offered)])
         raise ConfigError(f"speculative.drafter is {name!r}; allowed: {names}, or path.py:Class")
     return offered[name].load()
-
-
-def _ngram(config: SpeculativeConfig) -> Drafter:
-    return NgramDrafter(config.ngram_longest, config.ngram_shortest)
 
 
 def _from_file(path: Path, attribute: str) -> DrafterFactory:

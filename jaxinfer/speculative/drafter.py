@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from jaxinfer.drafts import Drafts
 from jaxinfer.request import Sequence as Seq
 
 
@@ -21,17 +22,22 @@ class DraftJob:
     Attributes:
         seq: all its tokens are known; not to be changed.
         limit: most drafts that can be used, at least 1.
+        depth: positions behind the newest token that can be used; chains end at ``limit``, which is not larger.
     """
 
     seq: Seq
     limit: int
+    depth: int
 
 
 class Drafter(Protocol):
     """Guesses tokens of running sequences. One thread calls it, between two steps."""
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        """Drafts for each job: tokens that may follow its newest one, at most ``limit``, or none."""
+    def propose(self, jobs: Sequence[DraftJob]) -> Sequence[tuple[int, ...] | Drafts]:
+        """Drafts for each job: tokens that may follow its newest one, at most ``limit``, or none.
+
+        A tuple is a chain. With ``speculative.trees`` it may be ``Drafts.tree(tokens, parents)``.
+        """
         ...
 
     def forget(self, seq: Seq) -> None:

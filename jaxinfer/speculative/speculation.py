@@ -1,10 +1,17 @@
 """Speculation as the step loop sees it: gives drafts to sequences before a step is planned."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
+from jaxinfer.drafts import NO_DRAFTS, Drafts
+from jaxinfer.observability.snapshot import StepRecord
 from jaxinfer.request import Sequence, Status
+from jaxinfer.speculative.adaptive import AdaptiveDrafts
 from jaxinfer.speculative.drafter import Drafter, DraftJob
 from jaxinfer.speculative.lengths import DraftLengths
+
+Reserve = Callable[[Sequence, int], int]
+"""Gives a sequence blocks for so many tokens, and says how many it has blocks for."""
 
 
 class Speculation:
@@ -13,43 +20,117 @@ class Speculation:
     Args:
         max_drafts: of a sequence in a step.
         max_step_drafts: of all sequences in a step.
+        adaptive: decides how many drafts pay; None: every sequence gets as many as it lately accepted, and a few more.
+        reserve: for drafters that compute K and V of their own.
+        trees: drafts may be trees; then every sequence gets as many as fit.
+        max_model_len: slots of a sequence; each draft of a tree needs one.
     """
 
-    def __init__(self, drafter: Drafter, max_drafts: int, max_step_drafts: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        max_drafts: int,
+        max_step_drafts: int,
+        adaptive: AdaptiveDrafts | None = None,
+        *,
+        reserve: Reserve | None = None,
+        trees: bool = False,
+        max_model_len: int = sys.maxsize,
+    ) -> None:
+        assert adaptive is None or not trees, "an adaptive number of drafts is that of a chain"
         self._drafter = drafter
+        self._max_drafts = max_drafts
         self._max_step_drafts = max_step_drafts
         self._lengths = DraftLengths(max_drafts)
+        self._adaptive = adaptive
+        self._reserve = reserve
+        self._trees = trees
+        self._max_model_len = max_model_len
 
     def wants(self, running: Iterable[Sequence]) -> bool:
-        """Whether a sequence could use drafts, once all its tokens are known."""
-        return any(self._limit(seq) > 0 for seq in running)
+        """Whether a sequence could use drafts, once all its tokens are known, and they are worth that."""
+        running = list(running)
+        limits = {seq: limit for seq in running if (limit := self._limit(seq))}
+        if self._adaptive is None:
+            return bool(limits)
+        left = [seq.num_tokens - seq.num_computed for seq in running if seq.status is Status.RUNNING]
+        rows = sum(tokens <= 1 for tokens in left)
+        return self._adaptive.worth(list(limits), list(limits.values()), sum(left), rows)
 
     def draft(self, running: Iterable[Sequence]) -> None:
         """Sets the drafts of sequences of which nothing is in flight; the first ones get theirs first."""
-        jobs = []
+        limits = {}
         for seq in running:
-            seq.drafts = ()
+            seq.drafts = NO_DRAFTS
             if limit := self._limit(seq):
-                jobs.append(DraftJob(seq, limit))
-        left = self._max_step_drafts
-        for job, drafts in zip(jobs, self._drafter.propose(jobs) if jobs else []):
-            job.seq.drafts = drafts[: min(job.limit, left)]
-            left -= len(job.seq.drafts)
+                limits[seq] = limit
+        if self._adaptive is not None and limits:
+            limits = dict(zip(limits, self._adaptive.limits(list(limits), list(limits.values()))))
+        jobs = [DraftJob(seq, limit, self._depth(seq)) for seq, limit in self._with_blocks(limits).items()]
+        proposals = self._drafter.propose(jobs) if jobs else []
+        offered = [self._cut(drafts, job) for job, drafts in zip(jobs, proposals, strict=True)]
+        for job, drafts, count in zip(jobs, offered, self._counts(jobs, [len(drafts) for drafts in offered])):
+            job.seq.drafts = drafts.first(count)
 
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        self._lengths.verified(seq, drafted, accepted)
+        if self._adaptive is not None:
+            self._adaptive.verified(seq, drafted, accepted)
+        elif not self._trees:
+            self._lengths.verified(seq, drafted, accepted)
+
+    def observe(self, record: StepRecord) -> None:
+        """Takes note of a committed step."""
+        if self._adaptive is not None:
+            self._adaptive.observe(record)
 
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended."""
         self._drafter.forget(seq)
         self._lengths.forget(seq)
+        if self._adaptive is not None:
+            self._adaptive.forget(seq)
 
     def _limit(self, seq: Sequence) -> int:
         """Drafts that a sequence can use: the last of the tokens that it may still get is sampled, not drafted.
 
         ``max_tokens`` is cut to the room in the context, so positions behind it are never drafted either.
         """
-        if seq.status is not Status.RUNNING or seq.num_computed + 1 < seq.num_tokens:
+        depth = self._depth(seq)
+        if seq.status is not Status.RUNNING or seq.num_computed + 1 < seq.num_tokens or depth <= 0:
             return 0
-        generated = len(seq.output_token_ids) + seq.num_in_flight
-        return max(0, min(self._lengths.limit(seq), seq.max_tokens - generated - 1))
+        room = self._max_model_len - seq.num_tokens if self._trees else depth
+        most = self._lengths.limit(seq) if self._adaptive is None else self._max_drafts
+        return max(0, min(most, room))
+
+    def _depth(self, seq: Sequence) -> int:
+        """Positions behind the newest token that can be drafted."""
+        return seq.max_tokens - len(seq.output_token_ids) - seq.num_in_flight - 1
+
+    def _with_blocks(self, limits: dict[Sequence, int]) -> dict[Sequence, int]:
+        """Drafts that have blocks before they are made; without ``reserve`` they get them with the step."""
+        if self._reserve is None:
+            return limits
+        held = {}
+        left = self._max_step_drafts
+        for seq, limit in limits.items():
+            wanted = min(limit, left)
+            if wanted and (room := self._reserve(seq, seq.num_tokens + wanted) - seq.num_tokens) > 0:
+                held[seq] = room
+                left -= room
+        return held
+
+    def _cut(self, proposal: Drafts | tuple[int, ...], job: DraftJob) -> Drafts:
+        drafts = proposal if isinstance(proposal, Drafts) else Drafts.chain(proposal)
+        if not self._trees and not drafts.is_chain:
+            raise ValueError("a drafter proposed a tree, but speculative.trees is off")
+        return drafts.first(job.limit).up_to_depth(job.depth)
+
+    def _counts(self, jobs: list[DraftJob], offered: list[int]) -> list[int]:
+        """How many of its drafts each sequence verifies."""
+        if self._adaptive is not None and jobs:
+            return self._adaptive.choose([job.seq for job in jobs], [job.limit for job in jobs], offered)
+        counts, left = [], self._max_step_drafts
+        for count in offered:
+            counts.append(min(count, left))
+            left -= counts[-1]
+        return counts

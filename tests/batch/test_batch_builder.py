@@ -66,8 +66,8 @@ def test_mixed_prefill_and_decode():
     assert v.slots[0].tolist() == [12, 13, 14, 15, 28, 22, 0, 0]
     assert v.tables[0][0, :2].tolist() == [3, 7]
     assert v.tables[0][1, :1].tolist() == [5]
-    assert [r.seq for r in arrays.sampled_rows] == [b]
-    assert arrays.sampled_tokens.tolist() == [5]
+    assert [r.seq for r in arrays.samples.rows] == [b]
+    assert arrays.samples.tokens.tolist() == [5]
 
 
 def test_a_chunk_in_the_middle_of_a_prompt():
@@ -79,7 +79,7 @@ def test_a_chunk_in_the_middle_of_a_prompt():
     assert v.positions.tolist() == [4, 5, 6, 7]
     assert v.slots[0].tolist() == [12, 13, 14, 15]
     assert v.context_len[0] == 8
-    assert len(arrays.sampled_rows) == 0
+    assert len(arrays.samples.rows) == 0
 
 
 def test_unknown_newest_tokens_are_named_by_their_batch_slot():
@@ -163,4 +163,4 @@ def test_every_step_fits_its_bucket(counts):
     assert arrays.token_bucket == plan.tokens(sum(counts))
     v = views(plan, arrays)
     assert v.query_start[len(counts)] == sum(counts)
-    assert arrays.sampled_tokens.tolist() == (np.cumsum(counts) - 1).tolist()
+    assert arrays.samples.tokens.tolist() == (np.cumsum(counts) - 1).tolist()

@@ -48,7 +48,7 @@ def test_greedy_tokens_equal_transformers(case, tmp_path):
         tokenizer="none",
         max_model_len=SERVED_LENGTH.get(case, 48),
         cache={"block_size": 4, "num_blocks": 64},
-        scheduler={"max_num_seqs": 8, "max_num_batched_tokens": 8},
+        scheduler={"max_num_seqs": 4, "max_num_batched_tokens": 8},
         compile={"warm_up": "lazy", "cache_dir": "none"},
         kernel={"backend": kernels(), "strict": True},
     )

@@ -56,7 +56,7 @@ class Watched:
 
     def dispatch(self, plan: StepPlan, arrays: StepArrays) -> StepHandle:
         assert plan.num_tokens > 0
-        assert (arrays.sampled_tokens < plan.num_tokens).all(), (
+        assert (arrays.samples.tokens < plan.num_tokens).all(), (
             "a row takes logits that the step does not have"
         )
         self.steps.append(plan)

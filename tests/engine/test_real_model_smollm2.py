@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import pytest
@@ -17,8 +17,16 @@ import pytest
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.checkpoints.errors import CheckpointError
 from jaxinfer.checkpoints.references import resolve_reference
-from jaxinfer.config import CacheConfig, CompileConfig, EngineConfig, ModelConfig, SchedulerConfig
-from jaxinfer.engine.build import Engine, ModelSetup, assemble, load_weights, set_up_model
+from jaxinfer.config import (
+    CacheConfig,
+    CompileConfig,
+    EngineConfig,
+    KernelConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from jaxinfer.engine.build import Engine, assemble
+from jaxinfer.engine.model_setup import ModelSetup, load_weights, set_up_model
 from jaxinfer.kv_cache.allocate import allocate
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.runner.device_sampler import DeviceSampler
@@ -26,6 +34,7 @@ from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenization.chat import ChatTemplate
+from pallas_kernels.native.library import available
 from tests.support.engines import Job, ids, run
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "smollm2_greedy.json").read_text())
@@ -34,9 +43,15 @@ ANSWERS: list[list[int]] = [row["greedy_ids"] for row in DATA["rows"]]
 NUM_BLOCKS = 40
 
 
-def settings(reference: str, num_blocks: int = NUM_BLOCKS, **scheduler: Any) -> EngineConfig:
+Weights = Literal["stored", "float"]
+
+
+def settings(
+    reference: str, num_blocks: int = NUM_BLOCKS, weights: Weights = "float", **scheduler: Any
+) -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(reference=reference, dtype="float32", max_model_len=128),
+        model=ModelConfig(reference=reference, dtype="float32", max_model_len=128, weights=weights),
+        kernel=KernelConfig(backend="native" if weights == "stored" else "xla"),
         cache=CacheConfig(num_blocks=num_blocks),
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, **scheduler),
         compile=CompileConfig(warm_up="lazy", layers_per_segment=2, cache_dir="none"),
@@ -90,16 +105,30 @@ def find_model() -> str:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def loaded() -> Loaded:
+def load(weights: Weights) -> Loaded:
     reference = find_model()
-    setup = set_up_model(settings(reference))
+    setup = set_up_model(settings(reference, weights=weights))
+    assert bool(setup.forms) == (weights == "stored")
     # Few shapes: decodes alone, decodes together, and chunks of prompts.
     plan = replace(setup.plan, token_buckets=(1, 4, 64), row_buckets=(4,))
     programs = ModelPrograms(
         setup.parts, load_weights(setup), StepFunctions.make(setup.parts, plan, setup.groups)
     )
     return Loaded(reference, setup, plan, programs)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    """The weights expanded to float32."""
+    return load("float")
+
+
+@pytest.fixture(scope="module")
+def stored() -> Loaded:
+    """The weights in the file's own 4 bits."""
+    if not available()[0]:
+        pytest.skip(available()[1])
+    return load("stored")
 
 
 def greedy(count: int) -> SamplingParams:
@@ -149,3 +178,10 @@ def test_preemption(loaded: Loaded) -> None:
     engine = loaded.engine(num_blocks=10)
     assert generate(engine, PROMPTS, 40) == [answer[:40] for answer in ANSWERS]
     assert engine.core.stats.preemptions > 0
+
+
+@pytest.mark.feature("Llama", "GGUF", "greedy", "weights as stored")
+def test_weights_as_stored(stored: Loaded) -> None:
+    """Products with 4-bit weights and float32 activations are those with the expanded weights, alone and in chunks."""
+    assert generate(stored.engine(overlap=0), PROMPTS[:1], 64) == [ANSWERS[0]]
+    assert generate(stored.engine(chunk_size=16), PROMPTS, 24) == [answer[:24] for answer in ANSWERS]

@@ -9,11 +9,14 @@ import numpy as np
 from jaxinfer.sampling.device import sample
 from jaxinfer.sampling.inputs import SamplerOutputs, SamplerState, SamplingInputs
 from jaxinfer.sampling.limits import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS
+from tests.pallas_kernels.compiled import OPTIMIZED
 
 SLOTS = 32
 """Batch slots of every state, so that tests share compiled programs."""
 
 sample_jit = jax.jit(sample)
+sample_optimized = jax.jit(sample, compiler_options=OPTIMIZED)
+"""For comparisons of the bits of two programs."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def make_inputs(rows: list[Row], vocab: int, bucket: int | None = None) -> Sampl
         named_ids_PX=jnp.asarray(named),
         processed_logprobs_P=column("processed", np.bool_),
         draft_P=jnp.full(size, -1, jnp.int32),
-        depth_P=jnp.zeros(size, jnp.int32),
+        before_P=jnp.full(size, -1, jnp.int32),
         history_PK=jnp.zeros((size, 0), jnp.int32),
         any_draft=jnp.asarray(False),
         any_penalty=jnp.asarray(any((r.repetition, r.presence, r.frequency) != (1, 0, 0) for r in rows)),

@@ -10,6 +10,7 @@ from sampling_cases import SLOTS, Row, decode, make_inputs
 
 from jaxinfer.sampling.device import sample
 from jaxinfer.sampling.state import HISTORY_CHUNK, history_chunks, init_state, reset_slot
+from tests.pallas_kernels.hlo_checks import compiled
 
 VOCAB = 320
 BUCKET = 8
@@ -100,11 +101,11 @@ def test_the_state_is_updated_in_place() -> None:
     one = np.asarray(1, np.int32)
     reset = reset_jit.lower(state, one, zeros_X, one, zeros_X, one, np.asarray(True))
     for program in (sampler, reset):
-        hlo = program.compile().as_text()
+        hlo = compiled(program).as_text()
         assert f"[{SLOTS + 1},{vocab}]" in hlo
         copies = re.findall(rf"(?:s32|pred)\[{SLOTS + 1},{vocab}\]\S* copy\(", hlo)
         assert copies == []
-    entry = sampler.compile().as_text().split("ENTRY")[1]
+    entry = compiled(sampler).as_text().split("ENTRY")[1]
     assert not re.search(
         rf"f32\[{BUCKET},{vocab}\]\S* copy\(", entry
     )  # nor the logits, when all rows are greedy

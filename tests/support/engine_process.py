@@ -13,8 +13,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from jaxinfer.config import ConfigError, EngineConfig
-from jaxinfer.engine.build import Engine, Progress
+from jaxinfer.config import EngineConfig
+from jaxinfer.config_values import ConfigError
+from jaxinfer.engine.build import Engine
+from jaxinfer.engine.model_setup import Progress
 from jaxinfer.runner.simulated import CostModel, SimulatedRunner
 from jaxinfer.tokenization.loading import load_text
 from serve.overrides import parse_overrides

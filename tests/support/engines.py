@@ -71,7 +71,12 @@ def build(
     """
     drafts = settings.speculative.draft_limits
     plan = CompilePlan.make(
-        settings.scheduler, max_model_len, settings.cache.block_size, len(windows), draft_limits=drafts
+        settings.scheduler,
+        max_model_len,
+        settings.cache.block_size,
+        len(windows),
+        draft_limits=drafts,
+        draft_trees=settings.speculative.trees,
     )
     if shared_sampler:
         assert settings.scheduler.max_num_seqs <= SLOTS

@@ -68,7 +68,7 @@ class Ledger:
             for r, row in enumerate(plan.rows):
                 self._read(row, per_group[g][r], g)
         result = self._inner.dispatch(plan, arrays).result()
-        for row, token in zip(arrays.sampled_rows, result.tokens):
+        for row, token in zip(arrays.samples.rows, result.tokens):
             self._newest[row.seq.slot] = int(token)
             self._tokens[row.seq].append(int(token))
         return _Done(result)
@@ -105,7 +105,7 @@ class Ledger:
 
     def _check_sampled(self, arrays: StepArrays, query_start: np.ndarray, plan: StepPlan) -> None:
         ends = {row.seq: query_start[r + 1] - 1 for r, row in enumerate(plan.rows)}
-        assert arrays.sampled_tokens.tolist() == [ends[row.seq] for row in arrays.sampled_rows]
+        assert arrays.samples.tokens.tolist() == [ends[row.seq] for row in arrays.samples.rows]
 
     def _hash(self, seq: Sequence, position: int) -> object:
         hashes, tokens = self._hashes.setdefault(seq, []), self._tokens[seq]

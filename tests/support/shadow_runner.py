@@ -160,8 +160,8 @@ class ShadowRunner:
             row.start + i for row in rows for i in range(row.num_tokens)
         ]
         sampled = [r for r, row in enumerate(rows) if row.samples]
-        assert arrays.sampled_rows == tuple(rows[r] for r in sampled)
-        assert arrays.sampled_tokens.tolist() == [int(query_start_Q[r + 1]) - 1 for r in sampled]
+        assert arrays.samples.rows == tuple(rows[r] for r in sampled)
+        assert arrays.samples.tokens.tolist() == [int(query_start_Q[r + 1]) - 1 for r in sampled]
 
     def _copy(self, plan: StepPlan) -> None:
         """As the device does: within one call of the copy program all sources are read before any is written."""
@@ -226,7 +226,7 @@ class ShadowRunner:
 
     def _sample(self, plan: StepPlan, arrays: StepArrays) -> StepResult:
         tokens, healthy, chosen = [], [], []
-        for row in arrays.sampled_rows:
+        for row in arrays.samples.rows:
             seq, position = row.seq, row.start + row.num_tokens
             history = self._chains[seq][position - 1]
             token = self.model.next_token(seq, history)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.batch.builder import BatchBuilder
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.checkpoints.kv_scales import LayerScales
 from jaxinfer.config import EngineConfig
@@ -23,6 +24,8 @@ from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
+from jaxinfer.speculative.draft_model import DraftModel
+from jaxinfer.speculative.head_drafter import HeadDrafter
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.tokenizer import Tokenizer
 from pallas_kernels.kv_storage import storage_dtype
@@ -62,6 +65,41 @@ _HF_CONFIG = {
 }
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a drafter shares with the model it drafts for."""
+
+    target: "TinyModel"
+    plan: CompilePlan
+    programs: ModelPrograms
+    builder: BatchBuilder
+    sampler: DeviceSampler
+
+
+MakeDrafter = Callable[[Beside], DraftModel | HeadDrafter]
+
+
+def draft_model(model: "TinyModel") -> MakeDrafter:
+    """A model drafts for another one."""
+
+    def make(beside: Beside) -> DraftModel:
+        specs = kv_specs(model.config)
+        windows, groups = group_layers(specs)
+        device_blocks = (DEVICE_BLOCKS,) * len(windows)
+        return DraftModel(
+            model.programs(beside.plan),
+            allocate(specs, groups, device_blocks, beside.plan.block_size, jnp.dtype(jnp.float32), {}),
+            beside.plan,
+            beside.builder,
+            beside.sampler,
+            hidden_size=model.config.hidden_size,
+            dtype=jnp.dtype(jnp.float32),
+            max_model_len=MAX_MODEL_LEN,
+        )
+
+    return make
+
+
 @dataclass(frozen=True, eq=False)
 class TinyModel:
     """A model whose engines share compiled programs as long as their compile plans are equal.
@@ -84,12 +122,14 @@ class TinyModel:
         tokenizer: Tokenizer | None = None,
         cache_dtype: str = "float32",
         scales: LayerScales | None = None,
+        drafter: "MakeDrafter | None" = None,
     ) -> Engine:
         """A fresh engine; by default with warm-up at first use.
 
         Args:
             wrap: puts something around the runner, for example a recorder.
             cache_dtype, scales: of the KV cache.
+            drafter: makes one that computes beside the model.
             all_buckets: the plan that the settings ask for, not one of few shapes that compiles quickly.
         """
         settings = settings or tiny_settings()
@@ -98,7 +138,12 @@ class TinyModel:
         windows, groups = group_layers(kv_specs(self.config))
         drafts = settings.speculative.draft_limits
         plan = CompilePlan.make(
-            settings.scheduler, MAX_MODEL_LEN, settings.cache.block_size, len(windows), draft_limits=drafts
+            settings.scheduler,
+            MAX_MODEL_LEN,
+            settings.cache.block_size,
+            len(windows),
+            draft_limits=drafts,
+            draft_trees=settings.speculative.trees,
         )
         if not all_buckets:
             assert plan.max_num_seqs <= MAX_SEQS
@@ -113,13 +158,22 @@ class TinyModel:
             )
         device_blocks = (DEVICE_BLOCKS,) * len(windows)
         stored = storage_dtype(jnp.dtype(CACHE_DTYPES[cache_dtype]), self.ops.platform)
+
+        sampler = DeviceSampler(
+            self.config.vocab_size, plan, self.config.eos_token_ids, self.ops.truncated_draw
+        )
+        programs, builder = self.programs(plan), BatchBuilder(plan)
+        follower = None
+        if drafter is not None:
+            follower = drafter(Beside(self, plan, programs, builder, sampler))
         runner = JaxRunner(
-            self.programs(plan),
+            programs,
             allocate(kv_specs(self.config), groups, device_blocks, plan.block_size, stored, scales or {}),
             plan,
-            DeviceSampler(self.config.vocab_size, plan, self.config.eos_token_ids, self.ops.truncated_draw),
+            sampler,
             hidden_size=self.config.hidden_size,
             dtype=jnp.float32,
+            follower=follower,
         )
         return assemble(
             settings,
@@ -127,6 +181,8 @@ class TinyModel:
             plan,
             (settings.cache.num_blocks,) * len(windows),
             windows,
+            builder=builder,
+            drafter=follower,
             tokenizer=tokenizer,
             chat_template=ChatTemplate({}),
             vocab_size=self.config.vocab_size,

@@ -1,0 +1,188 @@
+"""Heads in the engine: exact outputs, and the drafts that the head alone would make of the same tokens."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.config import SpeculativeConfig
+from jaxinfer.drafts import Drafts
+from jaxinfer.engine.build import Engine
+from jaxinfer.kv_cache.allocate import allocate
+from jaxinfer.request import Sequence as Seq
+from jaxinfer.runner.block_copies import PoolCopies
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.speculative.drafter import DraftJob
+from jaxinfer.speculative.head_drafter import HeadDrafter, LoadedHead
+from jaxinfer.speculative.heads.config import parse_eagle, parse_eagle3, parse_medusa
+from jaxinfer.speculative.heads.head import DraftHead, Method
+from jaxinfer.speculative.heads.loading import make_head
+from jaxinfer.speculative.heads.programs import HeadFunctions, HeadLeaves
+from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen
+from tests.support.engines import Job, ids, run
+from tests.support.tiny_models import (
+    DEVICE_BLOCKS,
+    MAX_MODEL_LEN,
+    Beside,
+    MakeDrafter,
+    TinyModel,
+    tiny_model,
+    tiny_settings,
+)
+
+METHODS: tuple[Method, ...] = ("eagle", "eagle3", "medusa")
+DEPTH = 4
+DRAFT_VOCAB = 160
+
+
+@cache
+def head_of(method: Method) -> tuple[DraftHead, tuple[Any, ...]]:
+    """A random head of Tiny LM."""
+    target = tiny_model()
+    layer = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 48}
+    hf = {"rope_theta": 1000.0, **layer}
+    rng = np.random.default_rng(3)
+    vocab_map = None
+    if method == "medusa":
+        config: Any = parse_medusa({"medusa_num_heads": DEPTH, "medusa_num_layers": 1}, target.config)
+    elif method == "eagle":
+        config = parse_eagle(hf, target.config)
+    else:
+        config = parse_eagle3({**hf, "draft_vocab_size": DRAFT_VOCAB}, target.config)
+        vocab_map = np.sort(rng.choice(target.config.vocab_size, DRAFT_VOCAB, replace=False)).astype(np.int32)
+    float32 = jnp.dtype(jnp.float32)
+    head = make_head(
+        method, config, vocab_map, target.ops, float32, param_dtype=float32, max_model_len=MAX_MODEL_LEN
+    )
+    leaves = tuple(
+        jnp.asarray(rng.standard_normal(s.shape) * s.shape[-1] ** -0.5 + (len(s.shape) == 1), s.dtype)
+        for s in head.shapes.values()
+    )
+    return head, leaves
+
+
+@cache
+def functions_of(method: Method, plan: CompilePlan) -> HeadFunctions:
+    """Engines of one plan share what is compiled."""
+    return HeadFunctions.make(head_of(method)[0], tiny_model().parts, plan)
+
+
+def settings(*, trees: bool = False, **options: Any) -> Any:
+    speculative = SpeculativeConfig(
+        drafter="head", model="tiny", trees=trees, max_drafts=5, max_step_drafts=12
+    )
+    return tiny_settings(speculative=speculative, **options)
+
+
+class Watched(HeadDrafter):
+    """Notes what it proposes behind which tokens."""
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[Drafts]:
+        proposals = super().propose(jobs)
+        for job, drafts in zip(jobs, proposals):
+            tokens = tuple(job.seq.token_ids(0, job.seq.num_tokens))
+            assert drafts
+            PROPOSED.append((job.seq, tokens, drafts))
+        return proposals
+
+
+PROPOSED: list[tuple[Seq, tuple[int, ...], Drafts]] = []
+
+
+def drafter_of(method: Method, trees: bool = False) -> MakeDrafter:
+    def make(beside: Beside) -> HeadDrafter:
+        head, leaves = head_of(method)
+        functions = functions_of(method, beside.plan)
+        groups = (0,) * len(head.kv_specs)
+        pools = allocate(
+            head.kv_specs, groups, (DEVICE_BLOCKS,), beside.plan.block_size, jnp.dtype(jnp.float32), {}
+        )
+        programs = beside.programs
+        head_leaves = HeadLeaves(leaves, programs.embed_leaves, programs.head_leaves)
+        return Watched(
+            LoadedHead(head, functions, head_leaves, pools, PoolCopies.make(groups)),
+            beside.plan,
+            beside.builder,
+            beside.sampler,
+            num_layers=2,
+            hidden_size=64,
+            dtype=jnp.dtype(jnp.float32),
+            trees=trees,
+        )
+
+    return make
+
+
+def speculating(method: Method, **options: Any) -> Engine:
+    return tiny_model().engine(settings(**options), drafter=drafter_of(method))
+
+
+@pytest.fixture(scope="module")
+def solo() -> list[Seen]:
+    cold = tiny_settings(prefix_caching=False, overlap=0)
+    model: TinyModel = tiny_model()
+    return [
+        Seen.of(run(model.engine(cold), [Job(ids(prompt), params)])[0])
+        for prompt, params in zip(PROMPTS, PARAMS)
+    ]
+
+
+def fresh_drafts(engine: Engine, tokens: Sequence[int]) -> Drafts:
+    """What is drafted behind tokens of which all but the newest, which a greedy request gets, are computed at once."""
+    PROPOSED.clear()
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    run(engine, [Job(ids(tokens[:-1]), params)])
+    assert PROPOSED[0][1] == tokens
+    return PROPOSED[0][2]
+
+
+@pytest.mark.feature("draft head speculation")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"overlap": 0, "chunk_size": 5}, marks=pytest.mark.feature("chunked prefill")),
+        pytest.param({"overlap": 1, "num_blocks": 12}, marks=pytest.mark.feature("preemption", "overlap")),
+    ],
+    ids=str,
+)
+def test_drafts_are_those_of_the_head_alone(method, options, solo):
+    """Features and entries are right behind chunks, preemptions, accepted and rejected drafts and neighbours."""
+    PROPOSED.clear()
+    engine = speculating(method, prefix_caching=False, **options)
+    outputs = run(engine, [Job(ids(prompt), params) for prompt, params in zip(PROMPTS, PARAMS)])
+    for output, want in zip(outputs, solo):
+        Seen.of(output).assert_close(want, BOUND)
+    stats = engine.core.stats
+    assert stats.drafted_tokens > 30
+    assert stats.preemptions > 0 or "num_blocks" not in options
+    greedy = [(tokens, d) for seq, tokens, d in PROPOSED if seq.request.params.greedy and len(d) >= DEPTH]
+    cold = speculating(method, prefix_caching=False, overlap=0)
+    for tokens, drafts in greedy[::3]:
+        assert fresh_drafts(cold, tokens) == drafts
+
+
+@pytest.mark.feature("draft head speculation", "draft tree speculation")
+def test_medusa_drafts_trees(solo):
+    PROPOSED.clear()
+    engine = tiny_model().engine(settings(trees=True), drafter=drafter_of("medusa", trees=True))
+    outputs = run(engine, [Job(ids(prompt), params) for prompt, params in zip(PROMPTS, PARAMS)])
+    for output, want in zip(outputs, solo):
+        Seen.of(output).assert_close(want, BOUND)
+    assert any(not drafts.is_chain for _, _, drafts in PROPOSED)
+
+
+@pytest.mark.feature("draft head speculation", "prefix cache", "n > 1")
+@pytest.mark.parametrize("method", METHODS)
+def test_choices_and_prefix_hits(method):
+    """Blocks with entries are shared, and copied."""
+    params = SamplingParams(temperature=1, n=3, max_tokens=14, ignore_eos=True, detokenize=False, seed=7)
+    jobs = [Job(ids(PROMPTS[0]), params), Job(ids(PROMPTS[3]), params, at=3)]
+    fast, plain = speculating(method), tiny_model().engine(tiny_settings())
+    for a, b in zip(run(fast, jobs), run(plain, jobs)):
+        assert [choice.token_ids for choice in a.outputs] == [choice.token_ids for choice in b.outputs]
+    assert fast.core.stats.drafted_tokens > 0
