@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.config import ConfigError, SpeculativeConfig
+from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.speculative.build import make_speculation
 from jaxinfer.structured.spec import StructuredOutputs
@@ -15,15 +16,22 @@ from tests.support import engines
 from tests.support.engines import Driver, Job, ids, token_params
 from tests.support.tokenizers import ByteTokenizer
 
-pytestmark = pytest.mark.feature("n-gram speculation")
-
 DRAFTERS = Path(engines.__file__).parent / "drafters.py"
 NGRAM = SpeculativeConfig(drafter="ngram", max_drafts=5, max_step_drafts=12, ngram_shortest=1)
+SUFFIX = SpeculativeConfig(drafter="suffix", max_drafts=5, max_step_drafts=12, suffix_shortest=1)
 FEW = SpeculativeConfig(drafter=f"{DRAFTERS}:FewTokens", max_drafts=4, max_step_drafts=12)
 GREEDY = SpeculativeConfig(drafter=f"{DRAFTERS}:Greedy", max_drafts=4, max_step_drafts=12)
 OFF = SpeculativeConfig()
 LIKED = {65: 3.0, 66: 2.5, 67: 2.0}
 PERIODIC = [65, 66, 67, 65, 66, 67, 65, 66, 68, 65, 66, 67, 65, 66]
+
+
+DRAFTERS_MARKED = [
+    pytest.param(NGRAM, id="ngram", marks=pytest.mark.feature("n-gram speculation")),
+    pytest.param(SUFFIX, id="suffix", marks=pytest.mark.feature("suffix speculation")),
+    pytest.param(FEW, id="few", marks=pytest.mark.feature("own drafter speculation")),
+]
+of_every_drafter = pytest.mark.parametrize("speculative", DRAFTERS_MARKED)
 
 
 def both(script, jobs, speculative, **options):
@@ -41,22 +49,24 @@ def assert_same(fast, plain):
             assert x.stop_reason == y.stop_reason
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-def test_repetition_takes_fewer_steps(overlap):
+@of_every_drafter
+@pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.feature("overlap"))])
+def test_repetition_takes_fewer_steps(overlap, speculative):
     jobs = [Job(ids([1, 65, 66, 67]), token_params(max_tokens=14))]
-    fast, plain, engine = both(engines.sequence_script(PERIODIC), jobs, NGRAM, overlap=overlap)
+    fast, plain, engine = both(engines.sequence_script(PERIODIC), jobs, speculative, overlap=overlap)
     assert_same(fast, plain)
     assert fast[0].outputs[0].token_ids == PERIODIC
     stats = engine.core.stats
-    assert stats.steps <= 8
+    assert stats.steps <= (8 if speculative is not FEW else 14)
     assert stats.drafts > 0
     assert stats.accepted_tokens == sum(stats.accepted_by_depth) > 0
     assert stats.drafted_tokens >= stats.accepted_tokens
 
 
+@pytest.mark.parametrize("speculative", DRAFTERS_MARKED[:2])
 @pytest.mark.parametrize("prompt", range(22, 32))
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 100])
-def test_spd_01_drafts_are_cut_near_the_ends(prompt, max_tokens):
+def test_spd_01_drafts_are_cut_near_the_ends(prompt, max_tokens, speculative):
     """No draft stands where no token may stand: behind max_tokens, or behind the end of the context. The pool has no
     spare block."""
     jobs = [
@@ -66,7 +76,7 @@ def test_spd_01_drafts_are_cut_near_the_ends(prompt, max_tokens):
     script = engines.static_script({65: 5.0})
     options = {"num_blocks": 10, "prefix_caching": False}
     plain = engines.scripted(script, engines.config(**options), max_model_len=32)
-    fast = engines.scripted(script, engines.config(speculative=NGRAM, **options), max_model_len=32)
+    fast = engines.scripted(script, engines.config(speculative=speculative, **options), max_model_len=32)
     driver = Driver(fast)
     for name, job in enumerate(jobs):
         driver.add(str(name), job.prompt, job.params)
@@ -132,7 +142,7 @@ def _marked(name: str):
 
 
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.feature("overlap"))])
-@pytest.mark.parametrize("speculative", [NGRAM, FEW], ids=["ngram", "few"])
+@of_every_drafter
 @pytest.mark.parametrize("name", [_marked(name) for name in SPD_04])
 def test_spd_04_every_parameter_holds_at_every_position(name, speculative, overlap):
     """Tokens, log-probabilities and ends are those without speculation, also at positions behind accepted drafts."""
@@ -155,7 +165,7 @@ def test_spd_04_every_parameter_holds_at_every_position(name, speculative, overl
 
 @pytest.mark.feature("preemption", "structured output", "chunked prefill", "seeds")
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.feature("overlap"))])
-@pytest.mark.parametrize("speculative", [NGRAM, FEW], ids=["ngram", "few"])
+@of_every_drafter
 def test_spd_05_preemption_drops_drafts(speculative, overlap):
     """A pool too small for two requests with a grammar: both lose their blocks, and get the uninterrupted answer."""
     params = SamplingParams(
@@ -187,6 +197,15 @@ def test_spd_05_preemption_drops_drafts(speculative, overlap):
         assert driver.finishes(str(name)) == ["stop"]
 
 
+@pytest.mark.feature(
+    "n-gram speculation",
+    "suffix speculation",
+    "own drafter speculation",
+    "chunked prefill",
+    "preemption",
+    "overlap",
+    "prefix cache",
+)
 @settings(max_examples=25, deadline=None)
 @given(
     jobs=st.lists(
@@ -204,9 +223,9 @@ def test_spd_05_preemption_drops_drafts(speculative, overlap):
     overlap=st.integers(0, 1),
     chunk=st.sampled_from([None, 3]),
     blocks=st.sampled_from([9, 14, 40]),
-    few=st.booleans(),
+    speculative=st.sampled_from([NGRAM, SUFFIX, FEW]),
 )
-def test_random_loads_get_the_same_tokens(jobs, overlap, chunk, blocks, few):
+def test_random_loads_get_the_same_tokens(jobs, overlap, chunk, blocks, speculative):
     """Any mix of lengths, temperatures, choices and penalties, with chunks, preemptions and prefix hits."""
     made = [
         Job(
@@ -224,7 +243,7 @@ def test_random_loads_get_the_same_tokens(jobs, overlap, chunk, blocks, few):
         for number, (prompt, tokens, at, temperature, n, penalty) in enumerate(jobs)
     ]
     options = {"overlap": overlap, "chunk_size": chunk, "num_blocks": blocks}
-    fast, plain, _ = both(engines.static_script(LIKED), made, FEW if few else NGRAM, **options)
+    fast, plain, _ = both(engines.static_script(LIKED), made, speculative, **options)
     assert_same(fast, plain)
 
 
@@ -238,20 +257,22 @@ def test_a_drafter_that_gives_too_many_is_cut_and_ended_sequences_are_forgotten(
 
 
 def test_drafts_never_take_the_place_of_other_sequences_tokens():
-    """Every sequence decodes in every step although drafts would fill it."""
+    """Every sequence decodes in every step until it ends, although the drafts of the first ones would fill it; what
+    the others leave is used."""
     config = engines.config(speculative=GREEDY, max_num_seqs=4, max_num_batched_tokens=6, overlap=0)
     record = []
     engine = engines.scripted(engines.static_script({65: 5.0}), config, record=record)
-    jobs = [Job(ids([1]), token_params(max_tokens=12)) for _ in range(4)]
-    engines.run(engine, jobs)
+    driver = Driver(engine)
+    for name in "0123":
+        driver.add(name, ids([1]), token_params(max_tokens=12))
+    while engine.core.has_work:
+        living = {seq.request.request_id for seq in engine.core.scheduler.live_sequences()}
+        driver.step()
+        assert {row.seq.request.request_id for row in record[-1].rows} == living
+    assert {len(driver.tokens(name)) for name in "0123"} == {12}
     drafted = [plan for plan in record if plan.drafted]
-    assert drafted
-    assert all(plan.num_tokens <= 6 for plan in record)
     assert max(len(plan.rows) for plan in drafted) == 4
-    running = [len(plan.rows) for plan in record]
-    assert running == sorted(running[:2]) + sorted(running[2:], reverse=True), (
-        "all that run are in every step"
-    )
+    assert max(plan.num_tokens for plan in record) == 6
 
 
 def test_an_unhealthy_position_behind_an_accepted_draft_ends_that_request_alone():
@@ -269,14 +290,14 @@ def test_an_unhealthy_position_behind_an_accepted_draft_ends_that_request_alone(
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ("trigram", "allowed: none, ngram"),
+        ("trigram", "allowed: none, ngram, suffix"),
         ("nowhere.py:Drafter", "no file nowhere.py"),
         (f"{DRAFTERS}:Missing", "defines no Missing"),
     ],
 )
 def test_an_unknown_drafter_is_an_error_that_names_what_is_allowed(drafter, message):
     with pytest.raises(ConfigError, match=message):
-        make_speculation(SpeculativeConfig(drafter=drafter))
+        make_speculation(SpeculativeConfig(drafter=drafter), 64)
 
 
 def test_the_drafter_of_the_docs_works(tmp_path):

@@ -11,10 +11,10 @@ from jaxinfer.request import Sequence as Seq
 from jaxinfer.speculative.drafter import DraftJob
 from jaxinfer.speculative.speculation import Speculation
 from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen
-from tests.support.engines import Job, ids, run
+from tests.support.engines import Job, ids, run, token_params
 from tests.support.tiny_models import TinyModel, prompt_ids, tiny_model, tiny_settings
 
-pytestmark = pytest.mark.feature("n-gram speculation")
+MARKS = {"ngram": "n-gram speculation", "suffix": "suffix speculation"}
 
 SPECULATIVE = SpeculativeConfig(drafter="ngram", max_drafts=5, max_step_drafts=12, ngram_shortest=1)
 
@@ -58,6 +58,7 @@ def fast(model: TinyModel, solo: list[Seen], **options: Any) -> Engine:
     return engine
 
 
+@pytest.mark.feature("own drafter speculation")
 @pytest.mark.parametrize(
     "options",
     [
@@ -81,8 +82,59 @@ def test_the_same_together_as_alone_without_speculation(model, solo, options):
         assert stats.preemptions > 0
 
 
+OTHERS = {
+    "ngram": SPECULATIVE,
+    "suffix": SPECULATIVE.model_copy(update={"drafter": "suffix", "suffix_shortest": 1}),
+}
+of_every_drafter = pytest.mark.parametrize(
+    "drafter", [pytest.param(name, marks=pytest.mark.feature(MARKS[name])) for name in OTHERS]
+)
+
+
+@pytest.mark.slow
+@of_every_drafter
+@pytest.mark.feature("greedy", "continuous batching")
+def test_greedy_answers_to_200_prompts_are_those_without_speculation(drafter):
+    """Prompts that repeat themselves and prompts that do not, a few at a time."""
+    model = tiny_model()
+    prompts = [(prompt_ids(3 + i % 7, i) * 4)[: 5 + i % 17] for i in range(200)]
+    jobs = [Job(ids(prompt), token_params(max_tokens=12)) for prompt in prompts]
+    engine = model.engine(tiny_settings(speculative=OTHERS[drafter]))
+    plain = run(model.engine(tiny_settings()), jobs, check=False)
+    for output, want in zip(run(engine, jobs, check=False), plain, strict=True):
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids
+    assert engine.core.stats.accepted_tokens > 30
+
+
+@pytest.mark.slow
+@of_every_drafter
 @pytest.mark.feature("prefix cache")
-def test_prefix_hits_of_a_conversation_are_those_without_speculation(model):
+def test_prefix_hits_of_conversations_are_those_without_speculation(drafter):
+    """Four conversations with one beginning, turn by turn, all at the same time: each turn finds what the turns before
+    it computed, accepted drafts included, within 2 points of the hit rate."""
+    model = tiny_model()
+    rates, ends = [], []
+    for speculative in (OTHERS[drafter], SpeculativeConfig()):
+        engine = model.engine(tiny_settings(speculative=speculative))
+        # The common beginning is cached before the conversations start. Which of them share it otherwise depends on
+        # when its step is committed, which is later where steps are overlapped.
+        run(engine, [Job(ids(prompt_ids(6) * 2), token_params(max_tokens=1))])
+        talks = [prompt_ids(6) * 2 + prompt_ids(2, i) for i in range(4)]
+        for turn in range(3):
+            params = token_params(max_tokens=10, ignore_eos=True)
+            outputs = run(engine, [Job(ids(talk), params) for talk in talks])
+            for i, output in enumerate(outputs):
+                talks[i] = [*talks[i], *output.outputs[0].token_ids, *prompt_ids(3, 7 * turn + i)]
+        stats = engine.core.stats
+        rates.append(stats.prefix_hit_tokens / stats.prefix_query_tokens)
+        ends.append(talks)
+    assert ends[0] == ends[1]
+    assert rates[1] > 0.4
+    assert abs(rates[0] - rates[1]) < 0.02
+
+
+@pytest.mark.feature("prefix cache", "n-gram speculation")
+def test_prefix_hits_of_one_conversation_are_those_without_speculation(model):
     """Each turn finds what the turns before it computed, accepted drafts included."""
     hits = []
     for speculative in (SPECULATIVE, SpeculativeConfig()):

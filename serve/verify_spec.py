@@ -1,0 +1,75 @@
+"""``jaxinfer verify-spec``: whether speculation emits the target's law, as a table, a picture and an exit code."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from jaxinfer.config import CompileConfig, EngineConfig
+from jaxinfer.observability.compilation import use_compilation_cache
+from jaxinfer.speculative.check.matrix import SIGNIFICANT, TOLERANCE, Finding, checks
+from serve.verify_spec_model import Comparison, compare_engines
+
+Result = Finding | Comparison
+
+
+def verify(
+    samples: int,
+    seed: int,
+    plot: Path | None = None,
+    config: EngineConfig | None = None,
+    sequences: int = 200,
+) -> int:
+    """Prints what was found.
+
+    Args:
+        samples: sequences of each cell that is sampled on a small vocabulary.
+        plot: PNG to write.
+        config: a model to run with and without speculation too.
+        sequences: that are sampled from that model, each way.
+
+    Returns:
+        0 if all laws are right, else 1.
+    """
+    use_compilation_cache(CompileConfig().cache_dir if config is None else config.compile.cache_dir)
+    results: list[Result] = []
+    stderr = Console(stderr=True)
+    with Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as bar:
+        cells = list(checks(samples, seed))
+        results += [cell() for cell in bar.track(cells, description="laws of a small model")]
+    if config is not None:
+        results += compare_engines(config, sequences, seed)
+    console = Console()
+    console.print(_table(results))
+    wrong = [result for result in results if not result.holds]
+    console.print(
+        f"{len(results)} checks, {len(wrong)} wrong. Exact laws may be {TOLERANCE:g} off; p-values are corrected "
+        f"for the number of tests and must reach {SIGNIFICANT:g}."
+    )
+    if plot is not None:
+        # matplotlib takes a second to import, and only the plot needs it.
+        from serve.verify_spec_plot import plot_results
+
+        plot_results(results, plot)
+    return 1 if wrong else 0
+
+
+def _table(results: Sequence[Result]) -> Table:
+    """One row per rule, kind of drafts and way of checking; the settings of a row side by side."""
+    settings = list(dict.fromkeys(result.setting for result in results))
+    table = Table("rule", "drafts", *settings, title="speculation against the target's processed law")
+    rows: dict[tuple[str, str, bool], dict[str, Result]] = {}
+    for result in results:
+        exact = isinstance(result, Finding) and result.difference is not None
+        rows.setdefault((result.rule, result.drafts, exact), {})[result.setting] = result
+    for (rule, drafts, _), cells in rows.items():
+        table.add_row(rule, drafts, *(_cell(cells.get(setting)) for setting in settings))
+    return table
+
+
+def _cell(result: Result | None) -> str:
+    if result is None:
+        return ""
+    return result.measure if result.holds else f"[bold red]{result.measure} WRONG[/bold red]"

@@ -1,0 +1,246 @@
+"""Adaptive speculation: the costs and rates it learns, and that it never costs throughput, in simulated time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from jaxinfer.batch.builder import BatchBuilder
+from jaxinfer.batch.compile_plan import CompilePlan
+from jaxinfer.config import SpeculativeConfig
+from jaxinfer.engine import core
+from jaxinfer.observability.snapshot import StepRecord
+from jaxinfer.request import Request
+from jaxinfer.request import Sequence as Seq
+from jaxinfer.runner import simulated
+from jaxinfer.runner.jax_runner import JaxRunner
+from jaxinfer.runner.timing import ProgramSeconds
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduler.plan import StepPlan
+from jaxinfer.speculative.acceptance import START, Acceptance
+from jaxinfer.speculative.adaptive import AdaptiveDrafts
+from jaxinfer.speculative.costs import StepCosts
+from jaxinfer.speculative.drafter import DraftJob
+from jaxinfer.speculative.speculation import Speculation
+from tests.support import engines
+from tests.support.engines import Driver, Job, ids, token_params
+from tests.support.tiny_models import prompt_ids, tiny_model, tiny_settings
+
+pytestmark = pytest.mark.feature("adaptive drafts")
+
+PROGRAMS = ProgramSeconds({1: 1.0, 8: 2.0, 16: 3.0}, {1: 0.1, 8: 0.2, 16: 0.3})
+
+
+def record(tokens: int, device: float, host: float = 0.25, prefill: int = 0) -> StepRecord:
+    return StepRecord(0, 0.0, host, device, prefill, tokens, 0, tokens, 0)
+
+
+def seconds(costs: StepCosts, tokens: int, rows: int | None = None) -> float:
+    return float(costs.device_seconds(np.array(tokens), np.array(tokens if rows is None else rows)))
+
+
+def test_costs_start_as_measured_and_follow_what_runs():
+    costs = StepCosts(PROGRAMS)
+    assert [seconds(costs, n) for n in (1, 2, 8, 9, 99)] == pytest.approx([1.1, 2.2, 2.2, 3.3, 3.3])
+    assert seconds(costs, 8, 1) == pytest.approx(2.1)
+    assert costs.host_seconds == 0
+    costs.observe(record(6, 4.4))  # twice of what was measured
+    assert [seconds(costs, n) for n in (1, 8, 9)] == pytest.approx([2.2, 4.4, 6.6])
+    assert costs.host_seconds == 0.25
+    costs.observe(record(8, 400.0))  # an outlier
+    costs.observe(record(8, 4.4, prefill=3))
+    for _ in range(3):
+        costs.observe(record(8, 4.6))
+    assert seconds(costs, 8) == pytest.approx(4.6)
+    assert costs.room(3) == 5
+    assert costs.room(8) == 0
+
+
+def test_a_device_that_was_not_measured_is_learned():
+    plan = CompilePlan.make(engines.config().scheduler, 64, 4, 1, draft_limits=(4, 8))
+    costs = StepCosts(ProgramSeconds.guessed(plan))
+    costs.observe(record(1, 0.01))
+    costs.observe(record(4, 0.03))
+    assert seconds(costs, 1) == pytest.approx(0.01)
+    assert seconds(costs, 4) == pytest.approx(0.03)
+    assert 0.01 <= seconds(costs, 2) <= 0.03
+
+
+def sequence() -> Seq:
+    return Seq(Request("r", None, (1,), SamplingParams()), 0, 0, 100, (0, 0))
+
+
+def test_rates_are_those_of_a_sequence_and_of_all_where_it_is_new():
+    acceptance = Acceptance(4)
+    good, bad, new = sequence(), sequence(), sequence()
+    assert acceptance.rates([new]).accepted_RK[0, 0] == START
+    for _ in range(200):
+        acceptance.asked(good, 4, 3)
+        acceptance.verified(good, 3, 3)
+        acceptance.asked(bad, 4, 4)
+        acceptance.verified(bad, 4, 0)
+    offered_RK, accepted_RK = acceptance.rates([good, bad, new])
+    assert (np.diff(accepted_RK) <= 0).all()
+    assert (np.diff(offered_RK) <= 0).all()
+    assert accepted_RK[0, 2] > 0.8
+    assert accepted_RK[1, 0] < 0.15
+    assert 0.4 < accepted_RK[2, 0] < 0.6
+    assert offered_RK[0, 2] > 0.9
+    assert offered_RK[0, 3] < 0.2 < offered_RK[1, 3]
+    for seq in (good, bad, new, *(sequence() for _ in range(40))):
+        acceptance.rates([seq])
+        acceptance.forget(seq)
+    assert len(acceptance) == 0
+
+
+@dataclass
+class Clock:
+    """Stands for the module ``time``: waiting passes at once, and each look at the clock takes the host a moment."""
+
+    now: float = 0.0
+    moment: float = 0.0
+
+    def monotonic(self) -> float:
+        self.now += self.moment
+        return self.now
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, span: float) -> None:
+        self.now += span
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """A step costs what its token bucket costs."""
+
+    plan: CompilePlan
+    cost: Callable[[int], float]
+
+    def seconds(self, plan: StepPlan) -> float:
+        return self.cost(self.plan.tokens(plan.num_tokens))
+
+
+class Drafts:
+    """Knows what comes, and gets a share of it wrong, at random."""
+
+    def __init__(self, outputs: dict[tuple[int, ...], Sequence[int]], right: Callable[[int], float]) -> None:
+        self._outputs, self._right = outputs, right
+        self._rng = np.random.default_rng(0)
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+        return [self._drafts(job) for job in jobs]
+
+    def forget(self, seq: Seq) -> None:
+        pass
+
+    def _drafts(self, job: DraftJob) -> tuple[int, ...]:
+        done = len(job.seq.output_token_ids)
+        coming = self._outputs[job.seq.request.prompt_token_ids][done : done + job.limit]
+        right = self._rng.random(len(coming)) < self._right(done)
+        return tuple(token if ok else 1 for token, ok in zip(coming, right))
+
+
+FLAT = {"memory bound": lambda t: 0.010 + 0.00002 * t}
+COSTS = {
+    **FLAT,
+    "in between": lambda t: 0.010 + 0.0003 * t,
+    "compute bound": lambda t: 0.002 + 0.001 * t,
+}
+SPECULATIVE = SpeculativeConfig(drafter="ngram", adaptive=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    rate: float
+    tokens: dict[tuple[int, ...], list[int]]
+    drafted: int
+
+
+def simulate(monkeypatch, cost, batch: int, right=None, outputs=None, measured=True, length=120) -> Run:
+    """Tokens per second of so many requests together; ``right`` is the share of right drafts by position, None is
+    without speculation."""
+    clock = Clock(moment=0.0002)
+    monkeypatch.setattr(core, "time", clock)
+    monkeypatch.setattr(simulated, "time", clock)
+    settings = engines.config(
+        max_num_seqs=batch,
+        max_num_batched_tokens=256,
+        num_blocks=40 * batch + 1,
+        speculative=SPECULATIVE if right else None,
+    )
+    engine = engines.build(
+        lambda plan: simulated.SimulatedRunner(engines.VOCAB, Bucketed(plan, cost)),
+        settings,
+        max_model_len=160,
+    )
+    if right is not None:
+        programs = ProgramSeconds.guessed(engine.plan)
+        if measured:
+            programs = ProgramSeconds({t: cost(t) for t in engine.plan.token_buckets}, programs.sampling)
+        adaptive = AdaptiveDrafts(StepCosts(programs), True, *SPECULATIVE.draft_limits)
+        engine.core._speculation = Speculation(Drafts(outputs, right), *SPECULATIVE.draft_limits, adaptive)
+    driver = Driver(engine, check=False)
+    prompts = [(1 + i, 2, 3) for i in range(batch)]
+    for i, prompt in enumerate(prompts):
+        driver.add(
+            str(i), ids(prompt), token_params(max_tokens=length, seed=i, temperature=1.0, ignore_eos=True)
+        )
+    driver.drain()
+    tokens = {prompt: driver.tokens(str(i)) for i, prompt in enumerate(prompts)}
+    assert sum(map(len, tokens.values())) == batch * length
+    return Run(batch * length / clock.now, tokens, engine.core.stats.drafted_tokens)
+
+
+@pytest.mark.parametrize("measured", [True, False], ids=["measured", "unmeasured"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("cost", COSTS)
+def test_at_batch_32_throughput_is_never_below_097_of_speculation_off(monkeypatch, cost, share, measured):
+    plain = simulate(monkeypatch, COSTS[cost], 32)
+    fast = simulate(monkeypatch, COSTS[cost], 32, lambda _: share, plain.tokens, measured)
+    assert fast.tokens == plain.tokens
+    # A device that was not measured is explored by steps that may turn out too dear.
+    assert fast.rate >= (0.97 if measured else 0.95) * plain.rate
+    if cost == "memory bound" and share == 1:
+        assert fast.rate > (2 if measured else 1.3) * plain.rate
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize(("share", "gain"), [(0.0, 0.97), (0.5, 1.2), (1.0, 3.0)])
+def test_one_request_gains_what_there_is_to_gain(monkeypatch, cost, share, gain):
+    plain = simulate(monkeypatch, COSTS[cost], 1)
+    fast = simulate(monkeypatch, COSTS[cost], 1, lambda _: share, plain.tokens)
+    assert fast.rate >= (gain if cost == "memory bound" else 0.97) * plain.rate
+
+
+def test_drafts_come_back_when_they_are_right_again(monkeypatch):
+    """Wrong for 60 tokens of each sequence, right from then on."""
+    plain = simulate(monkeypatch, COSTS["memory bound"], 4)
+    always = simulate(monkeypatch, COSTS["memory bound"], 4, lambda _: 1.0, plain.tokens)
+    later = simulate(monkeypatch, COSTS["memory bound"], 4, lambda at: float(at >= 60), plain.tokens)
+    never = simulate(monkeypatch, COSTS["memory bound"], 4, lambda _: 0.0, plain.tokens)
+    assert never.rate < 1.3 * never.rate < later.rate < always.rate
+    assert never.drafted < 0.5 * later.drafted
+
+
+@pytest.mark.slow
+def test_programs_are_timed_and_an_adaptive_engine_gives_the_same_tokens():
+    model = tiny_model()
+    settings = tiny_settings(
+        speculative=SpeculativeConfig(
+            drafter="ngram", max_drafts=5, max_step_drafts=12, ngram_shortest=1, adaptive=True
+        )
+    )
+    prompt, params = prompt_ids(9) * 2, token_params(max_tokens=20)
+    engine = model.engine(settings)
+    plan, runner = engine.plan, engine.runner
+    assert isinstance(runner, JaxRunner)
+    programs = runner.time_programs(BatchBuilder(plan), 8)
+    assert set(programs.layers) == {t for t in plan.token_buckets if t <= 8}
+    assert set(programs.sampling) == set(plan.row_buckets)
+    assert min(*programs.layers.values(), *programs.sampling.values()) > 0
+    (plain,) = engines.run(model.engine(tiny_settings()), [Job(ids(prompt), params)])
+    (fast,) = engines.run(engine, [Job(ids(prompt), params)])
+    assert fast.outputs[0].token_ids == plain.outputs[0].token_ids
