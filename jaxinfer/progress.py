@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 @contextmanager
@@ -29,7 +37,21 @@ def startup_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
-def _bar(shown: bool, *extra: MofNCompleteColumn) -> Progress:
+@contextmanager
+def parts_bar() -> Iterator[Callable[[str, int, int, str], None]]:
+    """A bar per part of a long run; what it yields takes (part, done, total, what is new)."""
+    with _bar(True, MofNCompleteColumn(), TextColumn("{task.fields[news]}")) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def report(part: str, done: int, total: int, news: str) -> None:
+            if part not in tasks:
+                tasks[part] = bar.add_task(part, total=total, news="")
+            bar.update(tasks[part], completed=done, news=news)
+
+        yield report
+
+
+def _bar(shown: bool, *extra: ProgressColumn) -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), *extra, TimeRemainingColumn())
     return Progress(*columns, console=console, disable=not (shown and console.is_terminal), transient=True)

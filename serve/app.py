@@ -10,7 +10,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from jaxinfer.config import ConfigError, EngineConfig, ServerConfig
+from jaxinfer.config import EngineConfig, ServerConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.client import EngineClient, EngineDeadError
 from jaxinfer.param_checks import InvalidParamsError
 from jaxinfer.request import QueueFullError, RequestError

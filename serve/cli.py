@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxinfer.checkpoints.errors import CheckpointError
-from jaxinfer.config import ConfigError, EngineConfig
+from jaxinfer.config import EngineConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.outputs import Logprob
 from jaxinfer.request import RequestError
 from serve.bench.cli import bench
@@ -161,6 +162,48 @@ def convert(
     write(_load(config, context.args, verbose), output)
 
 
+@app.command(name="verify-spec", context_settings=OVERRIDES)
+def verify_spec(
+    context: typer.Context,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", help="YAML file or model reference: run this model with and without drafts too."
+        ),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(help="Sequences of each sampled cell; 0: exact laws only.")
+    ] = 20_000,
+    sequences: Annotated[int, typer.Option(help="Samples of the real model, each way.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of models, drafts and samples.")] = 0,
+    plot: Annotated[Path | None, typer.Option("--plot", help="PNG to write.")] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Check that speculative decoding emits exactly the law of the model; fails if a law differs."""
+    settings = None
+    if config is not None:
+        settings = _load(config, context.args, verbose, {"compile.warm_up": "lazy"})
+    elif context.args:
+        raise ValueError(f"{' '.join(context.args)}: configuration values belong to a model; give --config")
+    from serve.verify_spec import verify
+
+    sys.exit(verify(samples, seed, plot, settings, sequences))
+
+
+@app.command()
+def train_draft(
+    method: Annotated[str, typer.Option("--method", help="medusa, eagle or eagle3.")],
+    config: Annotated[Path, typer.Option("--config", help="YAML file with the recipe.")],
+    output: Annotated[str | None, typer.Option("--output", help="Directory, if not the recipe's.")] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Train a draft head for a model; the result can be served as speculative.drafter."""
+    from serve.train_draft import train_draft as train
+
+    _log(verbose)
+    train(method, config, output)
+
+
 @app.command()
 def models() -> None:
     """List the model architectures that can be loaded."""
@@ -192,7 +235,11 @@ def _load(
 ) -> EngineConfig:
     """Reads the configuration; ``defaults`` are this command's, and weaker than what the user sets. ``overrides`` come
     from options that have a short name."""
+    _log(verbose)
+    return EngineConfig.load(config, {**parse_overrides(extra), **(overrides or {})}, defaults)
+
+
+def _log(verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr, format="%(message)s"
     )
-    return EngineConfig.load(config, {**parse_overrides(extra), **(overrides or {})}, defaults)

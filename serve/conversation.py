@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.config import ConfigError, ServerConfig
+from jaxinfer.config import ServerConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.request import RequestError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenization.chat import ChatTemplate, ChatTemplateError

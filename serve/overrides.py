@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from jaxinfer.config import ConfigError
+from jaxinfer.config_values import ConfigError
 
 
 def parse_overrides(arguments: list[str]) -> dict[str, Any]:

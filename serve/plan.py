@@ -3,8 +3,9 @@
 from rich.console import Console
 from rich.table import Table
 
+from jaxinfer.checkpoints.loader import num_bytes
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.build import ModelSetup, set_up_model, size_cache
+from jaxinfer.engine.model_setup import ModelSetup, set_up_model, size_cache
 from jaxinfer.kv_cache.allocate import bytes_per_block
 from jaxinfer.models.decoder import kv_specs
 
@@ -32,9 +33,10 @@ def _memory(config: EngineConfig, setup: ModelSetup) -> Table:
     blocks = size_cache(config, setup)
     size = config.cache.block_size
     per_block = bytes_per_block(kv_specs(setup.model), setup.groups, size, setup.cache_dtype)
-    weights = sum(s.size * s.dtype.itemsize for s in setup.parts.shapes.values())
+    weights = sum(num_bytes(struct) for struct in setup.parts.shapes.values())
+    held = f"{len(setup.forms)} as stored, others {setup.dtype}" if setup.forms else f"{setup.dtype}"
     table = Table("memory", "MiB", "notes")
-    table.add_row("weights", _mib(weights), f"{len(setup.parts.shapes)} tensors, {setup.dtype}")
+    table.add_row("weights", _mib(weights), f"{len(setup.parts.shapes)} tensors, {held}")
     for window, count, block_bytes in zip(setup.windows, blocks, per_block):
         name = "KV cache" if window is None else f"KV cache, window {window}"
         tokens = (count - 1) * size

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from jaxinfer.config import ConfigError, EngineConfig, ServerConfig
+from jaxinfer.config import EngineConfig, ServerConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.client import EngineClient, EngineDeadError
 from jaxinfer.progress import startup_bar
 from serve.app import create_app

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import msgspec
 
-from jaxinfer.config import ConfigError, EngineConfig
+from jaxinfer.config import EngineConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.client import EngineDeadError, EngineDrainingError, EngineRequest
 from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.inputs import InputProcessor, Limits

@@ -15,10 +15,11 @@ import zmq
 from jaxinfer.checkpoints.errors import CheckpointError
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.admission import Admission
-from jaxinfer.engine.build import Engine, Progress
+from jaxinfer.engine.build import Engine
 from jaxinfer.engine.client import EngineDeadError
 from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.loop import EngineLoop
+from jaxinfer.engine.model_setup import Progress
 from jaxinfer.engine.snapshots import block_owners, take_snapshot
 from jaxinfer.observability.profiler import Profiler
 from jaxinfer.observability.snapshot import StepRecord
