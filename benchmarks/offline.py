@@ -90,8 +90,8 @@ def environment(engine: str, python: str) -> dict[str, str]:
     return variables
 
 
-def hugging_face_copy(directory: Path, dtype: str) -> str:
-    """The default model as a Hugging Face directory, for engines that do not read GGUF."""
+def hugging_face_copy(directory: Path, dtype: str, model: str = MODEL) -> str:
+    """A GGUF model as a Hugging Face directory, for engines that do not read GGUF."""
     import ml_dtypes
     import numpy as np
     from safetensors.numpy import save_file
@@ -99,7 +99,7 @@ def hugging_face_copy(directory: Path, dtype: str) -> str:
     from jaxinfer.checkpoints.model_files import open_model
     from jaxinfer.checkpoints.references import resolve_reference
 
-    files = open_model(resolve_reference(MODEL))
+    files = open_model(resolve_reference(model))
     target = directory / dtype
     target.mkdir()
     stored = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -107,7 +107,8 @@ def hugging_face_copy(directory: Path, dtype: str) -> str:
         name: np.ascontiguousarray(files.source.read(name).astype(stored)) for name in files.source.names()
     }
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    (target / "config.json").write_text(json.dumps({**files.config, "model_type": "llama", "dtype": dtype}))
+    kind = files.config["architectures"][0].split("For")[0].lower()
+    (target / "config.json").write_text(json.dumps({**files.config, "model_type": kind, "dtype": dtype}))
     return str(target)
 
 

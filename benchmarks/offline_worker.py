@@ -1,6 +1,6 @@
 """One engine under measurement, in a process of its own: reads workload names, answers with seconds.
 
-usage: offline_worker.py ENGINE MODEL DTYPE       (ENGINE: jaxinfer, transformers, transformers-generate, vllm)
+usage: offline_worker.py ENGINE MODEL DTYPE       (ENGINE: a key of ENGINES)
 """
 
 import json
@@ -9,15 +9,16 @@ import sys
 import time
 from collections.abc import Callable
 
+from peer_engines import Run, check, idle, llama_cpp, openvino_genai
 from workloads import Job, workload
-
-Run = Callable[[list[Job]], None]
 
 
 def jaxinfer_engine(model: str, dtype: str) -> Run:
+    """``dtype`` is one, or a value of ``model.weights``."""
     from jaxinfer import LLM, SamplingParams
 
-    llm = LLM(model, dtype=dtype, max_model_len=2048, memory="1GiB", prefix_caching=False)
+    held = {"weights": dtype} if dtype in ("stored", "float") else {"dtype": dtype}
+    llm = LLM(model, **held, max_model_len=2048, memory="1GiB", prefix_caching=False)
 
     def run(jobs: list[Job]) -> None:
         params = [
@@ -108,14 +109,10 @@ ENGINES: dict[str, Callable[[str, str], Run]] = {
     "transformers": transformers_batching,
     "transformers-generate": transformers_generate,
     "vllm": vllm_engine,
+    "openvino": openvino_genai,
+    "llama.cpp": llama_cpp,
+    "idle": idle,
 }
-
-
-def check(lengths: list[int], jobs: list[Job]) -> None:
-    """A rate counts only if every request got all its tokens."""
-    wanted = [job.max_tokens for job in jobs]
-    if lengths != wanted:
-        raise RuntimeError(f"generated {sum(lengths)} tokens, expected {sum(wanted)}")
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ def server(config: str, overrides: dict[str, object], timeout: float = 900.0) ->
     Raises:
         RuntimeError: it did not start; the message ends with what it said.
     """
-    values = {"server.host": "127.0.0.1", "server.port": _free_port(), **overrides}
+    values = {"server.host": "127.0.0.1", "server.port": free_port(), **overrides}
     arguments = [text for key, value in values.items() for text in (f"--{key}", str(value))]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -63,7 +63,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

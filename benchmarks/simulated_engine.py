@@ -16,7 +16,8 @@ from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.checkpoints.references import resolve_reference
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.build import Engine, Progress, assemble
+from jaxinfer.engine.build import Engine, assemble
+from jaxinfer.engine.model_setup import Progress
 from jaxinfer.runner.simulated import CostModel, SimulatedRunner, SimulatedStep
 from jaxinfer.scheduler.plan import StepPlan
 from jaxinfer.tokenization.loading import load_text

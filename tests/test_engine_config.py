@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxinfer.config import ConfigError, EngineConfig, parse_bytes
+from jaxinfer.config import EngineConfig
+from jaxinfer.config_values import ConfigError, parse_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ OVERRIDES = {
     "cache.block-size": "4",
     "cache.num-blocks": "64",
     "scheduler.max-num-seqs": "4",
-    "scheduler.max-num-batched-tokens": "16",
+    "scheduler.max-num-batched-tokens": "8",
     "compile.warm-up": "lazy",
     "compile.cache-dir": "none",
 }

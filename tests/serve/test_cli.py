@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxinfer.config import ConfigError
+from jaxinfer.config_values import ConfigError
 from serve.cli import parse_overrides
 
 
@@ -70,6 +70,7 @@ def test_convert_writes_a_checkpoint_that_answers_the_same(tmp_path):
     target = str(tmp_path / "converted")
     assert _run("convert", "--config", "configs/smollm2-135m.yaml", "--output", target).returncode == 0
     options = ["--chat", "--temperature", "0", "--max-tokens", "16", "--model.max-model-len", "512"]
+    options += ["--compile.warm-up", "lazy"]
     result = _run("generate", "--config", target, "--prompt", "What is the capital of France?", *options)
     assert result.stdout.strip() == "The capital of France is Paris.", result.stderr
     again = _run("convert", "--config", "configs/smollm2-135m.yaml", "--output", target)

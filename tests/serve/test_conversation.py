@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.config import ConfigError, ServerConfig
+from jaxinfer.config import ServerConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.request import RequestError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.structured.spec import StructuredOutputs

@@ -163,10 +163,12 @@ def test_snippets_of_others_are_python(text):
 
 @pytest.mark.parametrize("text", [text for ours, text in _blocks() if ours])
 def test_our_snippets_run(text, model, server, monkeypatch, capsys):
+    # The shapes of the server's engine, so that its compiled programs are found.
     settings = {
-        "CACHE__NUM_BLOCKS": "129",
-        "SCHEDULER__MAX_NUM_SEQS": "4",
-        "SCHEDULER__MAX_NUM_BATCHED_TOKENS": "32",
+        "MODEL__DTYPE": "float32",
+        "CACHE__NUM_BLOCKS": "257",
+        "SCHEDULER__MAX_NUM_SEQS": "8",
+        "SCHEDULER__MAX_NUM_BATCHED_TOKENS": "64",
         "COMPILE__WARM_UP": "lazy",
         "COMPILE__CACHE_DIR": "none",
     }

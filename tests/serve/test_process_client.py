@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
+from jaxinfer.config import EngineConfig, ModelConfig, ServerConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.client import EngineDeadError, EngineDrainingError, EngineRequest
 from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.request import QueueFullError, RequestError

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from jaxinfer.config import ConfigError
+from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.build import Engine
 from jaxinfer.engine.client import EngineRequest
 from jaxinfer.engine.deltas import OutputDelta

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.config import EngineConfig, StructuredConfig
-from jaxinfer.engine.build import set_up_model
+from jaxinfer.engine.model_setup import set_up_model
 from jaxinfer.sampling.masks import unpack
 from jaxinfer.structured.compiler import GrammarCompiler
 from jaxinfer.structured.spec import StructuredOutputs
