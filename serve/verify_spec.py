@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -13,6 +14,10 @@ from jaxinfer.speculative.check.matrix import SIGNIFICANT, TOLERANCE, Finding, c
 from serve.verify_spec_model import Comparison, compare_engines
 
 Result = Finding | Comparison
+
+
+TABLE_WIDTH = 120
+"""Columns of the table where there is no terminal that says how many it has."""
 
 
 def verify(
@@ -42,11 +47,13 @@ def verify(
     if config is not None:
         results += compare_engines(config, sequences, seed)
     console = Console()
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
     console.print(_table(results))
     wrong = [result for result in results if not result.holds]
     console.print(
-        f"{len(results)} checks, {len(wrong)} wrong. Exact laws may be {TOLERANCE:g} off; p-values are corrected "
-        f"for the number of tests and must reach {SIGNIFICANT:g}."
+        f"{len(results)} checks, {len(wrong)} wrong. Exact laws: the largest difference of two probabilities, which "
+        f"may be {TOLERANCE:g}. Samples: p-values, corrected for the number of tests; they must reach {SIGNIFICANT:g}."
     )
     if plot is not None:
         # matplotlib takes a second to import, and only the plot needs it.
@@ -59,7 +66,9 @@ def verify(
 def _table(results: Sequence[Result]) -> Table:
     """One row per rule, kind of drafts and way of checking; the settings of a row side by side."""
     settings = list(dict.fromkeys(result.setting for result in results))
-    table = Table("rule", "drafts", *settings, title="speculation against the target's processed law")
+    table = Table(box=SIMPLE, padding=0, title="speculation against the target's processed law")
+    for name in ("rule", "drafts", *settings):
+        table.add_column(name, overflow="fold")
     rows: dict[tuple[str, str, bool], dict[str, Result]] = {}
     for result in results:
         exact = isinstance(result, Finding) and result.difference is not None
@@ -72,4 +81,5 @@ def _table(results: Sequence[Result]) -> Table:
 def _cell(result: Result | None) -> str:
     if result is None:
         return ""
-    return result.measure if result.holds else f"[bold red]{result.measure} WRONG[/bold red]"
+    measure = result.measure.removesuffix(" off")
+    return measure if result.holds else f"[bold red]{measure} WRONG[/bold red]"
