@@ -1,5 +1,7 @@
 #include "cpu.h"
 
+#include <cstdlib>
+
 namespace jaxinfer {
 namespace {
 
@@ -12,7 +14,8 @@ Level detect() {
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
                   __builtin_cpu_supports("avx512bf16");
-  return v4 ? Level::kV4 : Level::kV3;
+  // The code of v4 is compiled from the same source, but nothing has run it yet: it has to be asked for.
+  return v4 && std::getenv("JAXINFER_CPU_AVX512") != nullptr ? Level::kV4 : Level::kV3;
 }
 
 }  // namespace
