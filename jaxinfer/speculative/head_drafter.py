@@ -152,7 +152,7 @@ class HeadDrafter:
         rows = [bucket for bucket in plan.row_buckets if bucket <= plan.rows(plan.max_num_seqs)]
         return [
             *(partial(follow, bucket) for bucket in plan.token_buckets),
-            lambda: self._keep([], self._zeros_XD),
+            lambda: self._store([], self._zeros_XD),
             *(partial(draw, bucket) for bucket in rows),
         ]
 
@@ -215,6 +215,11 @@ class HeadDrafter:
         self._keep(pairs, self._x_XD)
 
     def _keep(self, pairs: list[tuple[int, int]], x_XD: jax.Array) -> None:
+        """Keeps rows of x for slots; pairs of a slot and a row."""
+        if pairs:
+            self._store(pairs, x_XD)
+
+    def _store(self, pairs: list[tuple[int, int]], x_XD: jax.Array) -> None:
         self._feature_WD = self._functions.keep(self._feature_WD, x_XD, *self._padded(pairs))
 
     def _padded(self, pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:

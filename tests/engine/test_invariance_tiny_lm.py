@@ -72,6 +72,11 @@ def alone(engine: Engine, probe: int) -> Seen:
     return Seen.of(run(engine, [Job(ids(PROMPTS[probe]), PARAMS[probe])])[0])
 
 
+def cold_runs(model: TinyModel) -> list[Seen]:
+    """Each probe alone in an engine of its own."""
+    return [alone(cold(model), probe) for probe in PROBES]
+
+
 @pytest.fixture(scope="module")
 def solo(model: TinyModel) -> list[Seen]:
     return [alone(cold(model), probe) for probe in PROBES]

@@ -35,6 +35,16 @@ def test_kernels_under_sanitizers(driver: Path, tmp_path: Path) -> None:
     assert "cases" in done.stdout
 
 
+def test_the_library_is_there_where_it_can_be_built() -> None:
+    """Or every test of the native kernels would be left out, and nobody would know."""
+    try:
+        find_compiler()
+    except CompileError as error:
+        pytest.skip(str(error))
+    ok, reason = library.available()
+    assert ok or "AVX2" in reason, reason
+
+
 @needs_library
 def test_probe_runs_on_the_pool() -> None:
     def probe(x: jax.Array) -> jax.Array:

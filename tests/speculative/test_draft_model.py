@@ -16,7 +16,7 @@ from jaxinfer.speculative.build import make_speculation
 from jaxinfer.speculative.draft_model import DraftModel
 from jaxinfer.speculative.drafter import DraftJob
 from jaxinfer.speculative.speculation import Speculation
-from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen
+from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen, cold_runs
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import MIXED, TinyModel, draft_model, prompt_ids, tiny_model, tiny_settings
 from tests.support.tokenizers import ByteTokenizer
@@ -72,11 +72,7 @@ def model(request: pytest.FixtureRequest) -> TinyModel:
 
 @pytest.fixture(scope="module")
 def solo(model: TinyModel) -> list[Seen]:
-    cold = tiny_settings(prefix_caching=False, overlap=0)
-    return [
-        Seen.of(run(model.engine(cold), [Job(ids(prompt), params)])[0])
-        for prompt, params in zip(PROMPTS, PARAMS)
-    ]
+    return cold_runs(model)
 
 
 @pytest.mark.parametrize("options", SETTINGS)

@@ -10,7 +10,7 @@ from jaxinfer.engine.build import Engine
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.speculative.drafter import DraftJob
 from jaxinfer.speculative.speculation import Speculation
-from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen
+from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen, cold_runs
 from tests.support.engines import Job, ids, run, token_params
 from tests.support.tiny_models import TinyModel, prompt_ids, tiny_model, tiny_settings
 
@@ -44,11 +44,7 @@ def model(request: pytest.FixtureRequest) -> TinyModel:
 
 @pytest.fixture(scope="module")
 def solo(model: TinyModel) -> list[Seen]:
-    cold = tiny_settings(prefix_caching=False, overlap=0)
-    return [
-        Seen.of(run(model.engine(cold), [Job(ids(prompt), params)])[0])
-        for prompt, params in zip(PROMPTS, PARAMS)
-    ]
+    return cold_runs(model)
 
 
 def fast(model: TinyModel, solo: list[Seen], **options: Any) -> Engine:

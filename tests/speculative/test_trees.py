@@ -14,7 +14,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.speculative.drafter import DraftJob
 from jaxinfer.speculative.speculation import Speculation
 from jaxinfer.structured.spec import StructuredOutputs
-from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen
+from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen, cold_runs
 from tests.support import engines
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import MAX_MODEL_LEN, MIXED, TinyModel, prompt_ids, tiny_model, tiny_settings
@@ -75,11 +75,7 @@ def model(request: pytest.FixtureRequest) -> TinyModel:
 
 @pytest.fixture(scope="module")
 def solo(model: TinyModel) -> list[Seen]:
-    cold = tiny_settings(prefix_caching=False, overlap=0)
-    return [
-        Seen.of(run(model.engine(cold), [Job(ids(prompt), params)])[0])
-        for prompt, params in zip(PROMPTS, PARAMS)
-    ]
+    return cold_runs(model)
 
 
 def fast(model: TinyModel, drafter: Bush, **options: Any) -> Engine:

@@ -20,7 +20,7 @@ from jaxinfer.models.decoder import DecoderLayer, kv_specs
 from jaxinfer.models.segments import Leaves, ModulePart, Ropes, abstract_part, shapes_of
 from jaxinfer.speculative.heads.config import EagleConfig
 from jaxinfer.speculative.heads.head import PREFIX, DraftHead, TargetLogits
-from jaxinfer.speculative.heads.layers import EntryLayer, Rope
+from jaxinfer.speculative.heads.layers import EntryLayer, Rope, run_layers
 from pallas_kernels.ops import Ops
 
 
@@ -57,12 +57,7 @@ class Eagle(nnx.Module):
         valid_T: jax.Array,
     ) -> tuple[jax.Array, KVCache]:
         joined_TD = self.fc(jnp.concatenate([embedding_TD.astype(x_TD.dtype), x_TD], axis=-1))
-        y_TD, first = self.first(joined_TD, joined_TD, rope, kv[0], batch)
-        cache = [first]
-        for layer, layer_kv in zip(self.rest, kv[1:], strict=True):
-            y_TD, new = layer(y_TD, rope, layer_kv, batch, valid_T)
-            cache.append(new)
-        return y_TD, tuple(cache)
+        return run_layers(self.first, self.rest, joined_TD, joined_TD, rope, kv, batch, valid_T)
 
 
 def eagle_head(

@@ -21,7 +21,7 @@ from jaxinfer.models.segments import Leaves, ModulePart, Ropes, abstract_part, s
 from jaxinfer.speculative.heads.config import EagleConfig
 from jaxinfer.speculative.heads.eagle import rope_of_layers
 from jaxinfer.speculative.heads.head import PREFIX, DraftHead, TargetLogits
-from jaxinfer.speculative.heads.layers import EntryLayer, Rope
+from jaxinfer.speculative.heads.layers import EntryLayer, Rope, run_layers
 from pallas_kernels.ops import Ops
 
 
@@ -68,12 +68,7 @@ class Eagle3(nnx.Module):
         embedding_TD = self.embedding_norm(embedding_TD.astype(x_TD.dtype))
         residual_TD = feature_TD if self.norm_before_residual else x_TD
         inputs_TI = jnp.concatenate([embedding_TD, feature_TD], axis=-1)
-        y_TD, first = self.first(inputs_TI, residual_TD, rope, kv[0], batch)
-        cache = [first]
-        for layer, layer_kv in zip(self.rest, kv[1:], strict=True):
-            y_TD, new = layer(y_TD, rope, layer_kv, batch, valid_T)
-            cache.append(new)
-        return y_TD, tuple(cache)
+        return run_layers(self.first, self.rest, inputs_TI, residual_TD, rope, kv, batch, valid_T)
 
 
 def eagle3_head(

@@ -1,16 +1,19 @@
 """The layers that draft heads are made of."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.batch.forward_batch import ForwardBatch
-from jaxinfer.kv_cache.layout import LayerKV
+from jaxinfer.kv_cache.layout import KVCache, LayerKV
 from jaxinfer.layers.attention import Attention
 from jaxinfer.layers.linear import Linear
 from jaxinfer.layers.mlp import MLP
 from jaxinfer.layers.norm import RMSNorm
 from jaxinfer.models.config import TransformerConfig
+from jaxinfer.models.decoder import DecoderLayer
 from pallas_kernels.ops import Ops
 
 Rope = tuple[jax.Array, jax.Array]
@@ -53,6 +56,25 @@ class EntryLayer(nnx.Module):
         y_TD, kv = self.attention(inputs_TI, rope, kv, batch)
         x_TD = residual_TD + y_TD
         return x_TD + self.mlp(self.mlp_norm(x_TD)), kv
+
+
+def run_layers(
+    first: EntryLayer,
+    rest: Iterable[DecoderLayer],
+    inputs_TI: jax.Array,
+    residual_TD: jax.Array,
+    rope: Rope,
+    kv: KVCache,
+    batch: ForwardBatch,
+    valid_T: jax.Array,
+) -> tuple[jax.Array, KVCache]:
+    """Output ``[T, D]`` of all layers of a head, and their cache."""
+    y_TD, new = first(inputs_TI, residual_TD, rope, kv[0], batch)
+    cache = [new]
+    for layer, layer_kv in zip(rest, kv[1:], strict=True):
+        y_TD, new = layer(y_TD, rope, layer_kv, batch, valid_T)
+        cache.append(new)
+    return y_TD, tuple(cache)
 
 
 class ResidualBlock(nnx.Module):

@@ -22,14 +22,13 @@ from jaxinfer.speculative.heads.config import parse_eagle, parse_eagle3, parse_m
 from jaxinfer.speculative.heads.head import DraftHead, Method
 from jaxinfer.speculative.heads.loading import make_head
 from jaxinfer.speculative.heads.programs import HeadFunctions, HeadLeaves
-from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen
+from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen, cold_runs
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import (
     DEVICE_BLOCKS,
     MAX_MODEL_LEN,
     Beside,
     MakeDrafter,
-    TinyModel,
     tiny_model,
     tiny_settings,
 )
@@ -123,12 +122,7 @@ def speculating(method: Method, **options: Any) -> Engine:
 
 @pytest.fixture(scope="module")
 def solo() -> list[Seen]:
-    cold = tiny_settings(prefix_caching=False, overlap=0)
-    model: TinyModel = tiny_model()
-    return [
-        Seen.of(run(model.engine(cold), [Job(ids(prompt), params)])[0])
-        for prompt, params in zip(PROMPTS, PARAMS)
-    ]
+    return cold_runs(tiny_model())
 
 
 def fresh_drafts(engine: Engine, tokens: Sequence[int]) -> Drafts:
