@@ -23,14 +23,20 @@ DRIVERS = sorted(Path(__file__).parent.glob("native_*_driver.cc"))
 
 @pytest.mark.slow
 @needs_library
-@pytest.mark.parametrize("driver", DRIVERS, ids=lambda path: path.stem)
-def test_kernels_under_sanitizers(driver: Path, tmp_path: Path) -> None:
-    """Addresses and undefined behaviour, for every kernel that has a driver."""
+@pytest.mark.parametrize(
+    ("driver", "sanitizers"),
+    [(path, "address,undefined") for path in DRIVERS]
+    + [(path, "thread") for path in DRIVERS if "helpers" in path.stem],
+    ids=lambda value: value.stem if isinstance(value, Path) else value,
+)
+def test_kernels_under_sanitizers(driver: Path, sanitizers: str, tmp_path: Path) -> None:
+    """Addresses and undefined behaviour, for every kernel that has a driver; races between the threads that help."""
     program = tmp_path / "driver"
-    flags = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    flags = ("-O1", "-g1", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all")
     unused = tuple(name for name in SIMD_LEVELS if name != f"v{library.cpu_level()}")
     compile_library(program, Path(jax.ffi.include_dir()), flags, program=driver, plain_levels=unused)
-    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    command = ["setarch", "-R", str(program)] if sanitizers == "thread" else [str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cases" in done.stdout
 

@@ -4,7 +4,7 @@
 #include "attention_plan.h"
 #include "buffers.h"
 #include "cpu.h"
-#include "parallel.h"
+#include "helpers.h"
 #include "workers.h"
 
 namespace jaxinfer {
@@ -55,7 +55,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
   a.U = a.ancestors_TU ? ancestors.dimensions()[1] : 0;
   a.sinks_H = present(sinks), a.k_scale_K = present(k_scale), a.v_scale_K = present(v_scale);
   a.scale = scale, a.soft_cap = soft_cap, a.window = window;
-  XlaParallel parallel(pool);
+  HelpedParallel parallel(pool.num_threads());
   run_attention(a, parallel);
   return ffi::Error::Success();
 }

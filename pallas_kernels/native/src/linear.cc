@@ -2,7 +2,9 @@
 #include <optional>
 #include <string>
 
+#include "helpers.h"
 #include "linear_run.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace jaxinfer {
 namespace {
@@ -60,7 +62,7 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> 
   if (y->dimensions()[0] != rows || y->dimensions()[1] != outputs ||
       (has_bias && static_cast<int64_t>(bias.element_count()) != outputs))
     return ffi::Error::InvalidArgument("linear: the shapes of x, bias, weights and y do not fit");
-  XlaParallel parallel(pool);
+  HelpedParallel parallel(pool.num_threads());
   linear_run(linear_kernels(), parallel,
              {x.untyped_data(), *x_type, rows, inputs, parts.value(), has_bias ? bias.typed_data() : nullptr,
               y->untyped_data(), *y_type});
@@ -75,7 +77,7 @@ ffi::Error rows(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> ids, ffi::RemainingA
   int64_t outputs = 0;
   const auto parts = parts_of(weights, formats, sizes, y->dimensions()[1], &outputs);
   if (parts.has_error()) return parts.error();
-  XlaParallel parallel(pool);
+  HelpedParallel parallel(pool.num_threads());
   rows_run(linear_kernels(), parallel,
            {ids.typed_data(), y->dimensions()[0], y->dimensions()[1], parts.value(), y->untyped_data(), *y_type});
   return ffi::Error::Success();

@@ -1,5 +1,6 @@
 // A function that does nothing but use what every kernel needs: says whether the library works in this process.
-#include "parallel.h"
+#include "helpers.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace jaxinfer {
 namespace {
@@ -7,7 +8,7 @@ namespace {
 namespace ffi = xla::ffi;
 
 ffi::Error probe(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> x, ffi::ResultBuffer<ffi::S32> y) {
-  XlaParallel parallel(pool);
+  HelpedParallel parallel(pool.num_threads());
   const int32_t* in = x.typed_data();
   int32_t* out = y->typed_data();
   parallel.each(static_cast<int64_t>(x.element_count()), [&](int64_t i) { out[i] = in[i] + 1; });

@@ -3,7 +3,7 @@
 
 #include "buffers.h"
 #include "cpu.h"
-#include "parallel.h"
+#include "helpers.h"
 #include "workers.h"
 
 namespace jaxinfer {
@@ -35,7 +35,7 @@ ffi::Error rope_kv_write(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::Buffer<f
   a.q_THh = q->untyped_data(), a.k_NKSh = k_out->untyped_data(), a.v_NKSh = v_out->untyped_data();
   a.norm_eps = norm_eps;
   auto kernel = cpu_level() == Level::kV4 ? v4::rope_kv_write : v3::rope_kv_write;
-  XlaParallel(pool).each((a.T + TOKENS - 1) / TOKENS, [&](int64_t piece) {
+  HelpedParallel(pool.num_threads()).each((a.T + TOKENS - 1) / TOKENS, [&](int64_t piece) {
     FlushSubnormal flush;
     int64_t begin = piece * TOKENS, end = begin + TOKENS < a.T ? begin + TOKENS : a.T;
     kernel(a, begin, end, scratch(2 * a.h));
