@@ -25,6 +25,9 @@ class ModelConfig(Scope):
             GGUF's blocks quantized and 16-bit values in 16 bits, and kernels that read this form compute with the exact
             values; an error where such kernels do not exist. ``float``: expanded to the dtype the model computes in.
             ``auto``: ``stored`` where the kernel backend can.
+        activations: inputs of products with quantized weights. ``float``: as they are. ``int8``: rounded to 8 bits, a
+            scale per row and block of the weight, as most engines do with such weights: faster, and not exact. An error
+            where no kernels do that, or no weight is held quantized.
         max_model_len: tokens of prompt and output together; the model's own limit if absent.
         tokenizer: directory or file, if it is not the model's own; ``none`` for a model that is used by token ids only.
     """
@@ -33,6 +36,7 @@ class ModelConfig(Scope):
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["auto", "stored", "float"] = "auto"
+    activations: Literal["float", "int8"] = "float"
     max_model_len: int | None = Field(default=None, ge=2)
     tokenizer: str | None = None
 

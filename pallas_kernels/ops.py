@@ -18,6 +18,7 @@ class Ops:
         rope_kv_write: ``rope_kv_write``.
         linear: ``linear``; takes weights as arrays, and packed in one of ``packed_formats``.
         rows: ``rows`` of ``linear``: looks rows of a weight up; takes the same weights.
+        linear_int8: ``linear`` with 8-bit activations for quantized weights, which is not exact; None: there is none.
         packed_formats: formats of ``PackedWeight`` that are computed with as they are; empty: arrays only.
         grouped_matmul: ``grouped_matmul``.
         truncated_draw: ``truncated_draw`` of ``sampling``; None: the sampler's own formulation, which is made for CPUs.
@@ -31,4 +32,5 @@ class Ops:
     grouped_matmul: Callable[..., jax.Array]
     truncated_draw: Callable[..., Draws] | None
     platform: Literal["cpu", "gpu"]
+    linear_int8: Callable[..., jax.Array] | None = None
     packed_formats: tuple[str, ...] = ()

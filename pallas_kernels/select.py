@@ -44,6 +44,7 @@ _NATIVE = replace(
     attention=attention_native.ragged_paged_attention,
     rope_kv_write=rope_kv_write_native.rope_kv_write,
     linear=linear_native.linear,
+    linear_int8=linear_native.linear_int8,
     rows=linear_native.rows,
     packed_formats=tuple(FORMATS),
 )

@@ -39,6 +39,11 @@ class StoredForm:
     parts: tuple[StoredPart, ...]
     width: int
 
+    @property
+    def quantized(self) -> bool:
+        """Whether a part is held as quantized blocks."""
+        return any(part.dtype is None for part in self.parts)
+
     def struct(self) -> PackedWeight:
         """The packed weight with shapes for arrays."""
         return stack([packed_struct(part.format, (part.rows, self.width)) for part in self.parts])

@@ -100,6 +100,8 @@ def set_up_model(
         config.kernel.backend, jax.default_backend(), config.kernel.strict, _gpu_generation(jax.devices()[0])
     )
     stored = _keep_stored(config, ops)
+    if config.model.activations == "int8":
+        ops = _with_int8_activations(ops, stored)
     declared, _ = resolve_dtype(config.model.dtype, files.config, files.source)
     # Kernels that read weights as stored take activations in float32 and multiply in it.
     dtype = jnp.dtype(jnp.float32) if stored else compute_dtype(declared, jax.default_backend())
@@ -118,6 +120,10 @@ def set_up_model(
     if stored:
         names = _weight_map(files, model)
         forms = stored_forms(parts.shapes, parts.packable, names, files.source, declared, ops.packed_formats)
+    if config.model.activations == "int8" and not any(form.quantized for form in forms.values()):
+        raise ValueError(
+            "model.activations is 'int8', but no weight of this checkpoint is held quantized; allowed is float"
+        )
     structs = {path: form.struct() for path, form in forms.items()}
     windows, groups = group_layers(kv_specs(model))
     return ModelSetup(
@@ -151,6 +157,17 @@ def _keep_stored(config: EngineConfig, ops: Ops) -> bool:
             "model.weights is 'stored', but the kernels that were chosen read arrays only; allowed are auto and float"
         )
     return config.model.weights != "float" and bool(ops.packed_formats)
+
+
+def _with_int8_activations(ops: Ops, stored: bool) -> Ops:
+    if not stored or ops.linear_int8 is None:
+        why = (
+            "model.weights is 'float'"
+            if ops.linear_int8
+            else "the kernels that were chosen do not round them"
+        )
+        raise ValueError(f"model.activations is 'int8', but {why}; allowed is float")
+    return replace(ops, linear=ops.linear_int8)
 
 
 def _weight_map(files: ModelFiles, model: TransformerConfig) -> WeightMap:

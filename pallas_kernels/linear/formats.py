@@ -4,8 +4,8 @@ A weight ``[O, I]`` is cut into *tiles* of ``LANES`` outputs, the last one padde
 *units* of ``unit`` inputs each; in a unit every quantity is stored for all lanes side by side, so that a vector
 register holds the same quantity of several outputs, and a sum over inputs never crosses lanes. A unit holds, in order:
 
-* the codes, as ``[words, LANES]`` little-endian 32-bit words (see ``word_fields``), or for formats of whole bytes as
-  ``[unit, LANES]`` numbers;
+* the codes, as ``[words, LANES]`` little-endian 32-bit words (see ``word_fields``; codes of eight bits are the bytes of
+  a word), or for dense formats as ``[unit, LANES]`` numbers (bf16: two to a word);
 * the factors: ``scale`` then ``minimum`` as float16 ``[LANES]`` each; for K formats then the scale of each block as a
   byte ``[unit / block, LANES]``, and for Q4_K the minimum of each block likewise.
 

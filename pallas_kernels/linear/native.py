@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from pallas_kernels.linear import xla_cpu
+from pallas_kernels.linear import int8, xla_cpu
 from pallas_kernels.linear.formats import FORMATS
 from pallas_kernels.linear.packed import PackedWeight, unpack
 from pallas_kernels.native.library import available
@@ -46,6 +46,32 @@ def linear(
     Raises:
         ValueError: a packed weight that does not fit x, or a dtype that is not served.
     """
+    return _linear(x_TI, w_OI, bias_O, out_dtype, int8_activations=False)
+
+
+def linear_int8(
+    x_TI: jax.Array,
+    w_OI: PackedWeight | jax.Array,
+    bias_O: jax.Array | None = None,
+    *,
+    out_dtype: jnp.dtype | None = None,
+) -> jax.Array:
+    """See ``int8.linear``; the sum of a block is exact. Plain arrays are multiplied with x as it is.
+
+    Raises:
+        ValueError: as ``linear``.
+    """
+    return _linear(x_TI, w_OI, bias_O, out_dtype, int8_activations=True)
+
+
+def _linear(
+    x_TI: jax.Array,
+    w_OI: PackedWeight | jax.Array,
+    bias_O: jax.Array | None,
+    out_dtype: jnp.dtype | None,
+    *,
+    int8_activations: bool,
+) -> jax.Array:
     ok, reason = supports(x_TI, w_OI, bias_O, out_dtype=out_dtype)
     if not ok:
         raise ValueError(f"linear: {reason}")
@@ -53,10 +79,12 @@ def linear(
         return xla_cpu.linear(x_TI, w_OI, bias_O, out_dtype=out_dtype)
     dtype = out_dtype or x_TI.dtype
     if not available()[0]:
+        if int8_activations:
+            return int8.linear(x_TI, w_OI, bias_O, out_dtype=dtype)
         return xla_cpu.linear(x_TI.astype(jnp.float32), unpack(w_OI), bias_O).astype(dtype)
     bias = jnp.zeros(0, jnp.float32) if bias_O is None else bias_O.astype(jnp.float32)
     call = jax.ffi.ffi_call("jaxinfer_linear", jax.ShapeDtypeStruct((x_TI.shape[0], w_OI.shape[0]), dtype))
-    return call(x_TI, bias, *w_OI.data, **_attributes(w_OI))
+    return call(x_TI, bias, *w_OI.data, **_attributes(w_OI), int8_activations=int8_activations)
 
 
 def rows(w: PackedWeight | jax.Array, token_ids_T: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -169,9 +169,10 @@ def _nibble_words(values: NDArray[np.generic]) -> NDArray[np.uint32]:
 def _pack_units(fmt: Format, codes: Codes) -> NDArray[np.uint8]:
     if fmt.bits == 4:
         packed = _lanes_last(_nibble_words(codes.values))
+    elif fmt.bits == 8:
+        packed = _lanes_last(np.ascontiguousarray(codes.values).view(np.dtype("<u4")))
     else:
-        values = _lanes_last(codes.values)
-        packed = values if fmt.bits == 8 else _words(values.astype(np.uint32), *word_fields(fmt.bits))
+        packed = _words(_lanes_last(codes.values).astype(np.uint32), *word_fields(fmt.bits))
     fields = [packed, *(_lanes_last(factor) for factor in codes.factors())]
     units = [
         np.ascontiguousarray(part).reshape(*part.shape[:2], -1).view(np.uint8)
@@ -223,9 +224,8 @@ def _unpack_quantized(fmt: Format, unit: jax.Array) -> jax.Array:
 def _unpack_codes(fmt: Format, data: jax.Array) -> jax.Array:
     """int32 ``[tiles, units, unit, LANES]``."""
     if fmt.bits == 8:
-        return (
-            jax.lax.bitcast_convert_type(data, jnp.int8).astype(jnp.int32).reshape(*data.shape[:2], -1, LANES)
-        )
+        bytes_ = jax.lax.bitcast_convert_type(data, jnp.int8).reshape(*data.shape[:2], -1, LANES, 4)
+        return jnp.moveaxis(bytes_, -1, -2).astype(jnp.int32).reshape(*data.shape[:2], -1, LANES)
     period, fields = word_fields(fmt.bits)
     words = _as(data, jnp.uint32).reshape(*data.shape[:2], fmt.unit // period, -1, LANES)
     codes = []

@@ -73,12 +73,13 @@ def save(path: Path, mixture: dict[str, str]) -> str:
     return str(write_gguf(path / "x.gguf", "llama", {**SIZES, **TOKENIZER}, tensors))
 
 
-def settings(reference: str, weights: str, backend: str) -> EngineConfig:
+def settings(reference: str, weights: str, backend: str, activations: str = "float") -> EngineConfig:
     return EngineConfig.load(
         reference,
         {
             "model.dtype": "float32",
             "model.weights": weights,
+            "model.activations": activations,
             "model.tokenizer": "none",
             "kernel.backend": backend,
             "cache": {"block_size": 4, "num_blocks": 64},
@@ -123,3 +124,49 @@ def test_stored_needs_kernels_that_can(tmp_path):
     with pytest.raises(ValueError, match=r"model.weights is 'stored'.*auto and float"):
         set_up_model(settings(reference, "stored", "xla"))
     assert not set_up_model(settings(reference, "auto", "xla")).forms
+
+
+@needs_library
+@pytest.mark.feature("GGUF", "int8 activations", "chunked prefill", "logprobs")
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_int8_activations_are_near_and_do_not_depend_on_neighbours(tmp_path, mixture):
+    """Log-probabilities of given tokens near those of exact activations; alone, in chunks beside others: the same bits."""
+    reference = save(tmp_path, MIXTURES[mixture])
+    params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0, logprobs=1)
+    prompts = [{"prompt_token_ids": np.random.default_rng(n).integers(3, V, n).tolist()} for n in (13, 5, 9)]
+
+    def scores(outputs) -> list[list[float]]:
+        return [
+            [entry[token].logprob for entry, token in zip(o.prompt_logprobs[1:], o.prompt_token_ids[1:])]
+            for o in outputs
+        ]
+
+    rounded, exact = (
+        LLM(settings(reference, "stored", "native", activations)) for activations in ("int8", "float")
+    )
+    together = scores(rounded.generate(prompts, params, progress=False))
+    alone = [scores(rounded.generate([prompt], params, progress=False))[0] for prompt in prompts]
+    assert together == alone
+    want = scores(exact.generate(prompts, params, progress=False))
+    differences = np.abs(np.concatenate(together) - np.concatenate(want))
+    assert 1e-5 < differences.max() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("backend", "weights", "message"),
+    [
+        ("xla", "auto", "the kernels that were chosen do not round them"),
+        pytest.param("native", "float", "model.weights is 'float'", marks=needs_library),
+    ],
+)
+def test_int8_activations_need_quantized_weights_and_kernels(tmp_path, backend, weights, message):
+    reference = save(tmp_path, MIXTURES["Q4_K_M"])
+    with pytest.raises(ValueError, match=f"model.activations is 'int8', but {message}"):
+        set_up_model(settings(reference, weights, backend, "int8"))
+
+
+@needs_library
+def test_int8_activations_of_a_checkpoint_without_quantized_weights_are_an_error(tmp_path):
+    reference = save(tmp_path, {"": "F16"})
+    with pytest.raises(ValueError, match="no weight of this checkpoint is held quantized"):
+        set_up_model(settings(reference, "auto", "native", "int8"))

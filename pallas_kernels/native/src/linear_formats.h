@@ -48,19 +48,23 @@ struct F16 {
   }
 };
 
+// Four signed codes in a word. Each goes to the upper byte, where its sign is the word's.
 struct SignedByteCodes {
-  static constexpr int kPeriod = 1, kPeriodBytes = kLanes;
+  static constexpr int kPeriod = 4, kPeriodBytes = kLanes * 4;
+  static constexpr int kMaxCode = 127;
   template <int K>
-  static constexpr float kScale = 1.0f;
+  static constexpr float kScale = inverse_power(24);
   template <int K>
   static JAXINFER_INLINE Floats code(const uint8_t* period, int v) {
-    return load_int8(period + v * kWidth);
+    const Words up = word(period, 0, v) << (24 - 8 * K);
+    return to_floats(reinterpret_cast<Ints>(K == 0 ? up : up & 0xff000000u));
   }
 };
 
 // Eight codes of four bits in a word. The last would reach the sign, so it is shifted down.
 struct Nibbles {
   static constexpr int kPeriod = 8, kPeriodBytes = kLanes * 4;
+  static constexpr int kMaxCode = 15;
   template <int K>
   static constexpr float kScale = K == 7 ? 1.0f : inverse_power(4 * K);
   template <int K>
@@ -73,6 +77,7 @@ struct Nibbles {
 // Six codes of five bits in each of five words; two more codes in the upper two bits of the words.
 struct Fives {
   static constexpr int kPeriod = 32, kPeriodBytes = 5 * kLanes * 4;
+  static constexpr int kMaxCode = 31;
   template <int K>
   static constexpr float kScale = K >= 30 ? 1.0f : inverse_power(5 * (K % 6));
   template <int K>
@@ -83,17 +88,28 @@ struct Fives {
     const Words top = K == 30 ? (last >> 26) & 16u : (last >> 27) & 16u;
     return to_floats(word(period, first, v) >> 30 | (word(period, first + 1, v) >> 28 & 12u) | top);
   }
+  template <int K>
+  static JAXINFER_INLINE Words byte(const uint8_t* period, int v) {
+    if constexpr (K < 30) return word(period, K / 6, v) >> (5 * (K % 6)) & 31u;
+    return to_words(code<K>(period, v));
+  }
 };
 
 // Five codes of six bits in each of three words; one more code in the upper two bits of the words.
 struct Sixes {
   static constexpr int kPeriod = 16, kPeriodBytes = 3 * kLanes * 4;
+  static constexpr int kMaxCode = 63;
   template <int K>
   static constexpr float kScale = K == 15 ? 1.0f : inverse_power(6 * (K % 5));
   template <int K>
   static JAXINFER_INLINE Floats code(const uint8_t* period, int v) {
     if constexpr (K < 15) return to_floats(word(period, K / 5, v) & (63u << (6 * (K % 5))));
     return to_floats(word(period, 0, v) >> 30 | (word(period, 1, v) >> 28 & 12u) | (word(period, 2, v) >> 26 & 48u));
+  }
+  template <int K>
+  static JAXINFER_INLINE Words byte(const uint8_t* period, int v) {
+    if constexpr (K < 15) return word(period, K / 5, v) >> (6 * (K % 5)) & 63u;
+    return to_words(code<K>(period, v));
   }
 };
 
@@ -155,17 +171,24 @@ struct Format : Codes, Factors {
 
 // Calls visit(format) for the format of that index in formats.py.
 template <class Visit>
-JAXINFER_INLINE void with_format(int index, Visit&& visit) {
+JAXINFER_INLINE void with_quantized_format(int index, Visit&& visit) {
   switch (index) {
-    case 0: return visit(Format<F32, NoFactors, 64, 64>{});
-    case 1: return visit(Format<Bf16, NoFactors, 64, 64>{});
-    case 2: return visit(Format<F16, NoFactors, 64, 64>{});
     case 3: return visit(Format<Nibbles, UnitFactors<8, false>, 32, 32>{});
     case 4: return visit(Format<Nibbles, UnitFactors<0, true>, 32, 32>{});
     case 5: return visit(Format<Fives, UnitFactors<16, false>, 32, 32>{});
     case 6: return visit(Format<SignedByteCodes, UnitFactors<0, false>, 32, 32>{});
     case 7: return visit(Format<Nibbles, Q4KFactors, 256, 32>{});
     case 8: return visit(Format<Sixes, Q6KFactors, 256, 16>{});
+  }
+}
+
+template <class Visit>
+JAXINFER_INLINE void with_format(int index, Visit&& visit) {
+  switch (index) {
+    case 0: return visit(Format<F32, NoFactors, 64, 64>{});
+    case 1: return visit(Format<Bf16, NoFactors, 64, 64>{});
+    case 2: return visit(Format<F16, NoFactors, 64, 64>{});
+    default: return with_quantized_format(index, visit);
   }
 }
 

@@ -19,8 +19,9 @@ struct FormatInfo {
 
 // A few rows of activations as the kernel of a format wants them.
 struct PreparedGroup {
-  const float* x;     // [inputs padded to units][rows], scaled by the powers of two of the format's codes
-  const float* sums;  // [blocks][rows] of the unscaled activations
+  // float32 [inputs padded to units][rows], scaled by the powers of two of the format's codes; or int8 [blocks][rows][block]
+  const float* x;
+  const float* sums;  // [blocks][rows] of the unscaled activations; or [blocks][2][rows]: scales of the int8 values, sums
   int rows;
 };
 
@@ -30,11 +31,17 @@ struct TileOutput {
   int64_t outputs;      // of the tile that exist, at most 32
   Float dtype;
   const float* bias;    // of the tile, or null
+
+  void skip_rows(int64_t rows) {
+    y = static_cast<char*>(y) + rows * row_stride * (dtype == Float::kF32 ? 4 : 2);
+  }
 };
 
 struct LinearKernels {
   int max_rows;  // of a group
-  int formats;
+  int first_format, formats;  // those from first_format up to formats are served
+  int input_bytes;   // of a prepared activation
+  int block_floats;  // of a block's prepared sums, per row
   FormatInfo (*info)(int format);
   // Rows [rows][inputs] of any dtype to a group; `x` and `sums` as in PreparedGroup, inputs padded to `units`.
   void (*prepare)(int format, const void* rows, Float dtype, int count, int64_t inputs, int64_t units, float* x,
@@ -48,9 +55,11 @@ struct LinearKernels {
 
 namespace v3 {
 const LinearKernels& linear_kernels();
-}
+const LinearKernels& linear_int8_kernels();
+}  // namespace v3
 namespace v4 {
 const LinearKernels& linear_kernels();
-}
+const LinearKernels& linear_int8_kernels();
+}  // namespace v4
 
 }  // namespace jaxinfer

@@ -31,9 +31,10 @@ Prepared prepare(const LinearKernels& kernels, Parallel& parallel, const LinearC
   const FormatInfo info = kernels.info(format);
   const int64_t units = ceil_div(call.inputs, info.unit), padded = units * info.unit, blocks = padded / info.block;
   const int64_t count = ceil_div(call.rows, kernels.max_rows);
-  const size_t need = static_cast<size_t>(call.rows * (padded + blocks));
+  const int64_t row_floats = padded * kernels.input_bytes / 4, row_sums = blocks * kernels.block_floats;
+  const size_t need = static_cast<size_t>(call.rows * (row_floats + row_sums));
   if (memory.size() < need) memory.resize(need);
-  float* const sums = memory.data() + call.rows * padded;
+  float* const sums = memory.data() + call.rows * row_floats;
   Prepared result{info.preparation, std::vector<PreparedGroup>(static_cast<size_t>(count))};
   const int64_t row_bytes = call.inputs * (call.x_dtype == Float::kF32 ? 4 : 2);
   const int64_t chunks = call.rows * padded * 4 < kSerialBytes ? 1 : std::min(count, kChunksPerThread * parallel.threads());
@@ -41,10 +42,10 @@ Prepared prepare(const LinearKernels& kernels, Parallel& parallel, const LinearC
     for (int64_t g = cut(count, chunks, chunk); g < cut(count, chunks, chunk + 1); ++g) {
       const int64_t row = cut(call.rows, count, g);
       const int rows = static_cast<int>(cut(call.rows, count, g + 1) - row);
-      float* const x = memory.data() + row * padded;
+      float* const x = memory.data() + row * row_floats;
       kernels.prepare(format, static_cast<const char*>(call.x) + row * row_bytes, call.x_dtype, rows, call.inputs, units,
-                      x, sums + row * blocks);
-      result.groups[static_cast<size_t>(g)] = {x, sums + row * blocks, rows};
+                      x, sums + row * row_sums);
+      result.groups[static_cast<size_t>(g)] = {x, sums + row * row_sums, rows};
     }
   });
   return result;
@@ -80,6 +81,16 @@ void run_tile(const LinearKernels& kernels, const LinearCall& call, const Planne
 
 const LinearKernels& linear_kernels() {
   return cpu_level() == Level::kV4 ? v4::linear_kernels() : v3::linear_kernels();
+}
+
+const LinearKernels& linear_int8_kernels() {
+  return cpu_level() == Level::kV4 ? v4::linear_int8_kernels() : v3::linear_int8_kernels();
+}
+
+bool serves(const LinearKernels& kernels, const std::vector<LinearPart>& parts) {
+  return std::all_of(parts.begin(), parts.end(), [&](const LinearPart& part) {
+    return kernels.first_format <= part.format && part.format < kernels.formats;
+  });
 }
 
 int64_t part_bytes(const LinearKernels& kernels, int format, int64_t outputs, int64_t inputs) {

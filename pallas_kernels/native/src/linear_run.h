@@ -35,8 +35,13 @@ struct LinearCall {
   Float y_dtype;
 };
 
-// The kernels of this processor.
+// The kernels of this processor: with float32 activations, and with activations that are rounded to 8 bits, which serve
+// quantized weights only.
 const LinearKernels& linear_kernels();
+const LinearKernels& linear_int8_kernels();
+
+// Whether kernels serve the formats of all parts.
+bool serves(const LinearKernels& kernels, const std::vector<LinearPart>& parts);
 
 // Bytes of a part's data.
 int64_t part_bytes(const LinearKernels& kernels, int format, int64_t outputs, int64_t inputs);

@@ -5,8 +5,7 @@
 // multiplied by the block's factors. A lane of a register is one output, so nothing is ever summed across lanes.
 #include <utility>
 
-#include "linear_formats.h"
-#include "linear_kernels.h"
+#include "linear_tile.h"
 
 namespace jaxinfer::SIMD_NAMESPACE {
 namespace {
@@ -21,40 +20,6 @@ constexpr int kSliceInputs = 64;
 template <int Rows>
 using Sums = Floats[Rows][kVectors];
 
-// Where a block's numbers come from. Packed: straight from the weight, which streams through the cache.
-template <class F>
-struct Packed {
-  using Format = F;
-  static constexpr int kPeriod = Format::kPeriod, kBlocks = Format::kUnit / Format::kBlock;
-  static constexpr int kBlockBytes = Format::kBlock / kPeriod * Format::kPeriodBytes;
-  static constexpr int kPrefetchBytes = 2048;
-
-  const uint8_t* unit;
-  int64_t block;
-
-  Packed(const uint8_t* tile, int64_t first) : unit(tile + first / kBlocks * Format::kUnitBytes), block(first % kBlocks) {}
-
-  JAXINFER_INLINE const uint8_t* period(int p) const {
-    const uint8_t* at = unit + block * kBlockBytes + p * Format::kPeriodBytes;
-    for (int line = 0; line < Format::kPeriodBytes; line += 64) __builtin_prefetch(at + kPrefetchBytes + line);
-    return at;
-  }
-  template <int K>
-  static JAXINFER_INLINE Floats code(const uint8_t* period, int v) {
-    return Format::template code<K>(period, v);
-  }
-  JAXINFER_INLINE Floats scale(int v) const { return Format::scale(unit + Format::kCodeBytes, static_cast<int>(block), v); }
-  JAXINFER_INLINE Floats minimum(int v) const {
-    return Format::minimum(unit + Format::kCodeBytes, static_cast<int>(block), v);
-  }
-  JAXINFER_INLINE void next() {
-    if (++block == kBlocks) {
-      block = 0;
-      unit += Format::kUnitBytes;
-    }
-  }
-};
-
 // Unpacked: floats, one block after the other: [scale, minimum, codes of each input][lanes].
 template <class F>
 struct Unpacked {
@@ -64,6 +29,7 @@ struct Unpacked {
   const float* at;
 
   JAXINFER_INLINE const float* period(int p) const { return at + (2 + p) * kLanes; }
+  JAXINFER_INLINE void prefetch(int) const {}
   template <int K>
   static JAXINFER_INLINE Floats code(const float* period, int v) {
     return load<Floats>(period + v * kWidth);
@@ -99,6 +65,7 @@ __attribute__((noinline)) void add_blocks(Source source, int64_t blocks, const f
       for (int v = 0; v < kVectors; ++v)
         sums[row][v] = Format::kOffset == 0 ? Floats{} : Floats{} - Format::kOffset * x_sums[row];
     for (int p = 0; p < Format::kBlock / kPeriod; ++p) {
+      source.prefetch(p);
       add_period<Source, Rows>(source.period(p), x, sums, std::make_integer_sequence<int, kPeriod>{});
       x += kPeriod * Rows;
     }
@@ -153,36 +120,6 @@ __attribute__((noinline)) void unpack_blocks(Packed<Format> source, int64_t bloc
     for (int p = 0; p < Format::kBlock / kPeriod; ++p, to += kPeriod * kLanes)
       unpack_period<Format>(source.period(p), to, std::make_integer_sequence<int, kPeriod>{});
   }
-}
-
-float read(const void* from, Float dtype, int64_t index) {
-  switch (dtype) {
-    case Float::kF32:
-      return static_cast<const float*>(from)[index];
-    case Float::kBf16:
-      return bfloat_to_float(static_cast<const uint16_t*>(from)[index]);
-    default:
-      return half_to_float(static_cast<const uint16_t*>(from)[index]);
-  }
-}
-
-JAXINFER_INLINE void write(void* to, Float dtype, int64_t index, float value) {
-  switch (dtype) {
-    case Float::kF32:
-      static_cast<float*>(to)[index] = value;
-      break;
-    case Float::kBf16:
-      static_cast<uint16_t*>(to)[index] = float_to_bfloat(value);
-      break;
-    default:
-      static_cast<uint16_t*>(to)[index] = float_to_half(value);
-  }
-}
-
-void write_row(const float* y, const TileOutput& out, int64_t row) {
-  const int64_t at = row * out.row_stride;
-  for (int64_t lane = 0; lane < out.outputs; ++lane)
-    write(out.y, out.dtype, at + lane, out.bias == nullptr ? y[lane] : y[lane] + out.bias[lane]);
 }
 
 template <class Format>
@@ -298,7 +235,7 @@ void row(int format, const uint8_t* tile, int lane, int64_t inputs, void* to, Fl
 }  // namespace
 
 const LinearKernels& linear_kernels() {
-  static constexpr LinearKernels kernels{kMaxRows, 9, info, prepare, tile, row};
+  static constexpr LinearKernels kernels{kMaxRows, 0, 9, 4, 1, info, prepare, tile, row};
   return kernels;
 }
 

@@ -42,6 +42,9 @@ JAXINFER_INLINE void store(void* to, Floats value) { std::memcpy(to, &value, siz
 
 JAXINFER_INLINE Floats to_floats(Ints value) { return __builtin_convertvector(value, Floats); }
 JAXINFER_INLINE Floats to_floats(Words value) { return to_floats(reinterpret_cast<Ints>(value)); }  // below 2^31
+JAXINFER_INLINE Words to_words(Floats value) {  // of integers, below 2^31
+  return reinterpret_cast<Words>(__builtin_convertvector(value, Ints));
+}
 JAXINFER_INLINE Floats as_floats(Words value) { return reinterpret_cast<Floats>(value); }
 
 // float16 numbers. The instruction is right for subnormals even where the thread flushes those of float32.
@@ -62,13 +65,15 @@ JAXINFER_INLINE Floats load_int8(const void* from) {
 #endif
 }
 
-JAXINFER_INLINE Floats load_uint8(const void* from) {
+JAXINFER_INLINE Words load_bytes(const void* from) {
 #if defined(__AVX512F__)
-  return to_floats(reinterpret_cast<Ints>(_mm512_cvtepu8_epi32(load<ByteBits>(from))));
+  return reinterpret_cast<Words>(_mm512_maskz_cvtepu8_epi32(0xffff, load<ByteBits>(from)));
 #else
-  return to_floats(reinterpret_cast<Ints>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load<ByteBits>(from)))));
+  return reinterpret_cast<Words>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load<ByteBits>(from))));
 #endif
 }
+
+JAXINFER_INLINE Floats load_uint8(const void* from) { return to_floats(load_bytes(from)); }
 
 JAXINFER_INLINE float half_to_float(uint16_t bits) { return _cvtsh_ss(bits); }
 JAXINFER_INLINE uint16_t float_to_half(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
