@@ -36,7 +36,8 @@ class Entry:
     """An engine under measurement.
 
     Attributes:
-        precision: what is asked of the engine as its dtype; for this engine a value of ``model.weights``.
+        precision: what is asked of the engine as its dtype; for this engine a value of ``model.weights``, or
+            "int8" (see ``offline_worker``).
         serving_python: what its server is started with; None: it is measured without one.
     """
 
@@ -55,6 +56,7 @@ def entries(arguments: argparse.Namespace, gguf: str, copy: str) -> list[Entry]:
     own = arguments.python
     found = [
         Entry("jaxinfer Q4_1", "jaxinfer", own, gguf, "stored", own),
+        Entry("jaxinfer Q4_1, int8", "jaxinfer", own, gguf, "int8", own),
         Entry("jaxinfer bf16", "jaxinfer", own, copy, "stored", own),
     ]
     if arguments.xla:

@@ -136,6 +136,7 @@ def run(workers: list[Worker], names: list[str], repetitions: int) -> dict[str, 
                         print(f"{worker.label}, {name}: {rate}", file=sys.stderr)
                     elif repetition:
                         rates[worker.label][name].append(rate)
+                        bar.console.print(f"{worker.label}, {name}: {rate:.1f}")
                     bar.advance(task)
     return rates
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 import jax
 
+from pallas_kernels.gate.reference import gate
+from pallas_kernels.rms_norm.reference import rms_norm
 from pallas_kernels.sampling.reference import Draws
 
 
@@ -19,6 +21,8 @@ class Ops:
         linear: ``linear``; takes weights as arrays, and packed in one of ``packed_formats``.
         rows: ``rows`` of ``linear``: looks rows of a weight up; takes the same weights.
         linear_int8: ``linear`` with 8-bit activations for quantized weights, which is not exact; None: there is none.
+        rms_norm: ``rms_norm``.
+        gate: ``gate``.
         packed_formats: formats of ``PackedWeight`` that are computed with as they are; empty: arrays only.
         grouped_matmul: ``grouped_matmul``.
         truncated_draw: ``truncated_draw`` of ``sampling``; None: the sampler's own formulation, which is made for CPUs.
@@ -33,4 +37,6 @@ class Ops:
     truncated_draw: Callable[..., Draws] | None
     platform: Literal["cpu", "gpu"]
     linear_int8: Callable[..., jax.Array] | None = None
+    rms_norm: Callable[..., tuple[jax.Array, jax.Array]] = rms_norm
+    gate: Callable[..., jax.Array] = gate
     packed_formats: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 
+from pallas_kernels.gate import native as gate_native
 from pallas_kernels.gpus import Generation
 from pallas_kernels.grouped_matmul import reference as grouped_matmul_reference
 from pallas_kernels.grouped_matmul import xla as grouped_matmul_xla
@@ -17,6 +18,7 @@ from pallas_kernels.ops import Ops
 from pallas_kernels.ragged_paged_attention import native as attention_native
 from pallas_kernels.ragged_paged_attention import reference as attention_reference
 from pallas_kernels.ragged_paged_attention import xla as attention_xla
+from pallas_kernels.rms_norm import native as rms_norm_native
 from pallas_kernels.rope_kv_write import native as rope_kv_write_native
 from pallas_kernels.rope_kv_write import reference as rope_kv_write_reference
 from pallas_kernels.rope_kv_write import xla as rope_kv_write_xla
@@ -46,6 +48,8 @@ _NATIVE = replace(
     linear=linear_native.linear,
     linear_int8=linear_native.linear_int8,
     rows=linear_native.rows,
+    rms_norm=rms_norm_native.rms_norm,
+    gate=gate_native.gate,
     packed_formats=tuple(FORMATS),
 )
 _REFERENCE = Ops(

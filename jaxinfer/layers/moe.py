@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.layers.linear import Linear
-from jaxinfer.layers.mlp import gate
 from jaxinfer.models.config import Activation, MoEConfig
 from pallas_kernels.ops import Ops
 
@@ -61,7 +60,7 @@ class SparseMLP(nnx.Module):
         sizes_E = jnp.zeros((E,), jnp.int32).at[expert_A].add(1, mode="drop")
 
         h_AF = self.ops.grouped_matmul(x_TD[order_A // X], self.experts.gate_up[...], sizes_E)
-        y_AD = self.ops.grouped_matmul(gate(h_AF, self.activation), self.experts.down[...], sizes_E)
+        y_AD = self.ops.grouped_matmul(self.ops.gate(h_AF, self.activation), self.experts.down[...], sizes_E)
 
         place_A = jnp.zeros_like(order_A).at[order_A].set(jnp.arange(T * X, dtype=order_A.dtype))
         y_TXD = y_AD[place_A].reshape(T, X, D).astype(jnp.float32)

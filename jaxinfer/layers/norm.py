@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from pallas_kernels.ops import Ops
+
 
 class RMSNorm(nnx.Module):
     """Normalises the last axis in float32 and multiplies by ``weight + offset``.
@@ -19,6 +21,12 @@ class RMSNorm(nnx.Module):
     def factor(self) -> jax.Array:
         """What the normalised features are multiplied by, float32."""
         return self.weight[...] + self.offset
+
+    def with_sum(
+        self, ops: Ops, x_TD: jax.Array, residual_TD: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """The norm of ``x + residual``, and the sum."""
+        return ops.rms_norm(x_TD, self.factor(), residual_TD, eps=self.eps)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)

@@ -59,6 +59,7 @@ class DecoderLayer(nnx.Module):
     ) -> None:
         D = config.hidden_size
         norm = (D, config.norm_eps, config.norm_offset, "embed")
+        self.ops = ops
         self.input_norm = RMSNorm(*norm)
         self.attention = Attention(config, config.windows[layer], group, ops=ops, param_dtype=param_dtype)
         self.mlp_norm = RMSNorm(*norm)
@@ -85,9 +86,11 @@ class DecoderLayer(nnx.Module):
         batch: ForwardBatch,
         valid_T: jax.Array,
     ) -> tuple[jax.Array, LayerKV]:
-        y_TD, kv = self.attention(self.input_norm(x_TD), rope, kv, batch)
-        x_TD = x_TD + (y_TD if self.attention_post_norm is None else self.attention_post_norm(y_TD))
-        h_TD = self.mlp_norm(x_TD)
+        h_TD, _ = self.input_norm.with_sum(self.ops, x_TD)
+        y_TD, kv = self.attention(h_TD, rope, kv, batch)
+        if self.attention_post_norm is not None:
+            y_TD = self.attention_post_norm(y_TD)
+        h_TD, x_TD = self.mlp_norm.with_sum(self.ops, x_TD, y_TD)
         y_TD = self.mlp(h_TD, valid_T) if isinstance(self.mlp, SparseMLP) else self.mlp(h_TD)
         return x_TD + (y_TD if self.mlp_post_norm is None else self.mlp_post_norm(y_TD)), kv
 

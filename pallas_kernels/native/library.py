@@ -15,6 +15,8 @@ TARGETS = (
     "jaxinfer_linear_rows",
     "jaxinfer_attention",
     "jaxinfer_rope_kv_write",
+    "jaxinfer_rms_norm",
+    "jaxinfer_gate",
 )
 """Handlers of the library, registered under their own names."""
 

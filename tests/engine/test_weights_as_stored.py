@@ -130,7 +130,7 @@ def test_stored_needs_kernels_that_can(tmp_path):
 @pytest.mark.feature("GGUF", "int8 activations", "chunked prefill", "logprobs")
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_int8_activations_are_near_and_do_not_depend_on_neighbours(tmp_path, mixture):
-    """Log-probabilities of given tokens near those of exact activations; alone, in chunks beside others: the same bits."""
+    """Log-probabilities near those of exact activations; alone, and in chunks beside others: the same bits."""
     reference = save(tmp_path, MIXTURES[mixture])
     params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0, logprobs=1)
     prompts = [{"prompt_token_ids": np.random.default_rng(n).integers(3, V, n).tolist()} for n in (13, 5, 9)]

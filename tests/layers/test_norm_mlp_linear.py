@@ -7,8 +7,8 @@ import torch
 from transformers.activations import ACT2FN
 
 from jaxinfer.layers.linear import Embedding, Linear
-from jaxinfer.layers.mlp import gate
 from jaxinfer.layers.norm import RMSNorm
+from pallas_kernels.gate.reference import gate
 from pallas_kernels.select import select_ops
 
 OPS = select_ops("reference", "cpu", strict=True)

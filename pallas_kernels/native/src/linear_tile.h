@@ -66,6 +66,14 @@ JAXINFER_INLINE void write(void* to, Float dtype, int64_t index, float value) {
 
 inline void write_row(const float* y, const TileOutput& out, int64_t row) {
   const int64_t at = row * out.row_stride;
+  if (out.dtype == Float::kF32 && out.outputs == kLanes) {
+    float* const to = static_cast<float*>(out.y) + at;
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats value = load<Floats>(y + v * kWidth);
+      store(to + v * kWidth, out.bias == nullptr ? value : value + load<Floats>(out.bias + v * kWidth));
+    }
+    return;
+  }
   for (int64_t lane = 0; lane < out.outputs; ++lane)
     write(out.y, out.dtype, at + lane, out.bias == nullptr ? y[lane] : y[lane] + out.bias[lane]);
 }
