@@ -4,7 +4,7 @@ from pallas_kernels.gate_quantize import cases as gate_quantize
 from pallas_kernels.grouped_matmul import cases as grouped_matmul
 from pallas_kernels.kernel_case import KernelCase
 from pallas_kernels.kv_write import cases as kv_write
-from pallas_kernels.mla_decode import cases as mla_decode
+from pallas_kernels.mla_attention import cases as mla_attention
 from pallas_kernels.quantize_rows import cases as quantize_rows
 from pallas_kernels.quantized_matmul import cases as quantized_matmul
 from pallas_kernels.ragged_paged_attention import cases as ragged_paged_attention
@@ -19,7 +19,7 @@ _OPS = (
     ragged_paged_attention_mosaic,
     kv_write,
     rope_kv_write,
-    mla_decode,
+    mla_attention,
     quantized_matmul,
     grouped_matmul,
     sampling,

@@ -18,6 +18,8 @@ class Ops:
     Attributes:
         attention: ``ragged_paged_attention``.
         rope_kv_write: ``rope_kv_write``.
+        mla_attention: ``mla_attention``.
+        kv_write: ``kv_write``: what latent attention caches, which has a rotation and norms of its own.
         linear: ``linear``; takes weights as arrays, and packed in one of ``packed_formats``.
         rows: ``rows`` of ``linear``: looks rows of a weight up; takes the same weights.
         linear_int8: ``linear`` with 8-bit activations for quantized weights, which is not exact; None: there is none.
@@ -31,6 +33,8 @@ class Ops:
 
     attention: Callable[..., jax.Array]
     rope_kv_write: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+    mla_attention: Callable[..., jax.Array]
+    kv_write: Callable[..., tuple[jax.Array, jax.Array]]
     linear: Callable[..., jax.Array]
     rows: Callable[..., jax.Array]
     grouped_matmul: Callable[..., jax.Array]

@@ -8,11 +8,15 @@ from pallas_kernels.gpus import Generation
 from pallas_kernels.grouped_matmul import reference as grouped_matmul_reference
 from pallas_kernels.grouped_matmul import xla as grouped_matmul_xla
 from pallas_kernels.grouped_matmul import xla_gpu as grouped_matmul_xla_gpu
+from pallas_kernels.kv_write import reference as kv_write_reference
+from pallas_kernels.kv_write import xla as kv_write_xla
 from pallas_kernels.linear import native as linear_native
 from pallas_kernels.linear import reference as linear_reference
 from pallas_kernels.linear import xla as linear_xla
 from pallas_kernels.linear import xla_cpu as linear_xla_cpu
 from pallas_kernels.linear.formats import FORMATS
+from pallas_kernels.mla_attention import reference as mla_attention_reference
+from pallas_kernels.mla_attention import xla as mla_attention_xla
 from pallas_kernels.native import library as native_library
 from pallas_kernels.ops import Ops
 from pallas_kernels.ragged_paged_attention import native as attention_native
@@ -32,6 +36,8 @@ logger = logging.getLogger(__name__)
 _XLA_GPU = Ops(
     attention=attention_xla.ragged_paged_attention,
     rope_kv_write=rope_kv_write_xla.rope_kv_write,
+    mla_attention=mla_attention_xla.mla_attention,
+    kv_write=kv_write_xla.kv_write,
     linear=linear_xla.linear,
     rows=linear_xla.rows,
     grouped_matmul=grouped_matmul_xla_gpu.grouped_matmul,
@@ -55,6 +61,8 @@ _NATIVE = replace(
 _REFERENCE = Ops(
     attention=attention_reference.ragged_paged_attention,
     rope_kv_write=rope_kv_write_reference.rope_kv_write,
+    mla_attention=mla_attention_reference.mla_attention,
+    kv_write=kv_write_reference.kv_write,
     linear=linear_reference.linear,
     rows=linear_xla.rows,
     grouped_matmul=grouped_matmul_reference.grouped_matmul,

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from pallas_kernels.gpus import Generation
 from pallas_kernels.grouped_matmul import triton as grouped_matmul_triton
+from pallas_kernels.kv_write import triton as kv_write_triton
+from pallas_kernels.mla_attention import triton as mla_attention_triton
 from pallas_kernels.ops import Ops
 from pallas_kernels.preferred import Preferred
 from pallas_kernels.ragged_paged_attention import mosaic as attention_mosaic
@@ -36,6 +38,13 @@ def triton_ops(xla: Ops, generation: Generation, strict: bool, interpret: bool) 
             rope_kv_write_triton.supports,
             xla.rope_kv_write,
         ),
+        mla_attention=preferred(
+            "mla_attention",
+            mla_attention_triton.mla_attention,
+            mla_attention_triton.supports,
+            xla.mla_attention,
+        ),
+        kv_write=preferred("kv_write", kv_write_triton.kv_write, kv_write_triton.supports, xla.kv_write),
         linear=xla.linear,
         rows=xla.rows,
         grouped_matmul=preferred(

@@ -7,7 +7,7 @@ import jax
 
 from jaxinfer.checkpoints.kv_scales import is_kv_scale
 from jaxinfer.checkpoints.tensor_source import TensorSource
-from jaxinfer.checkpoints.weight_map import Source, WeightMap
+from jaxinfer.checkpoints.weight_map import Rows, Source, WeightMap
 from pallas_kernels.linear.packed import PackedWeight
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -47,9 +47,16 @@ class LoadPlan:
 
 
 def make_plan(
-    shapes: Mapping[str, jax.ShapeDtypeStruct | PackedWeight], weight_map: WeightMap, source: TensorSource
+    shapes: Mapping[str, jax.ShapeDtypeStruct | PackedWeight],
+    weight_map: WeightMap,
+    source: TensorSource,
+    unused: tuple[str, ...] = (),
 ) -> LoadPlan:
-    """Checks names, shapes and kinds of all tensors against all parameters; see ``LoadPlan``."""
+    """Checks names, shapes and kinds of all tensors against all parameters; see ``LoadPlan``.
+
+    Args:
+        unused: beginnings of names that are known to be useless to this model.
+    """
     names = frozenset(source.names())
     problems = [
         f"parameter {path!r} has no source in the weight map" for path in shapes if path not in weight_map
@@ -73,7 +80,11 @@ def make_plan(
                 padded.append(path)
     extra = sorted(names - used)
     redundant_head = HEAD in extra and EMBEDDING in used
-    skipped = [name for name in extra if _harmless(name) or (redundant_head and name == HEAD)]
+    skipped = [
+        name
+        for name in extra
+        if name.startswith(unused) or _harmless(name) or (redundant_head and name == HEAD)
+    ]
     problems += [
         f"tensor {name!r} in {source.origin(name)} belongs to no parameter"
         for name in extra
@@ -109,7 +120,10 @@ def _shape_problems(path: str, origin: Source, shape: tuple[int, ...], source: T
             f"only {', '.join(_FLOATS)} can be loaded"
             for name in unusable
         ]
-    joined = [_joined_shape([source.info(name).shape for name in part]) for part in origin.parts]
+    joined = [
+        _joined_shape([_taken(source.info(name).shape, origin.rows) for name in part])
+        for part in origin.parts
+    ]
     expected = shape[1:] if len(origin.parts) > 1 else shape
     count_fits = len(origin.parts) == 1 or (shape and len(origin.parts) == shape[0])
     surplus = surplus_rows(origin, shape, source)
@@ -118,6 +132,13 @@ def _shape_problems(path: str, origin: Source, shape: tuple[int, ...], source: T
     texts = [f"{name!r} {list(source.info(name).shape)}" for name in names]
     listed = ", ".join(texts[:6]) + (", ..." if len(texts) > 6 else "")
     return [f"parameter {path!r} has shape {list(shape)}, but {source.origin(names[0])} holds {listed}"]
+
+
+def _taken(shape: tuple[int, ...], rows: Rows | None) -> tuple[int, ...]:
+    """Shape of the rows that are taken; that of the tensor if they are all, or it has no whole periods."""
+    if rows is None or not shape or shape[0] % rows.period:
+        return shape
+    return (shape[0] // rows.period * (rows.stop - rows.start), *shape[1:])
 
 
 def _joined_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:

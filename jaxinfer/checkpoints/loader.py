@@ -36,14 +36,15 @@ def load_params(
     place: Place,
     progress: Progress | None = None,
     forms: Mapping[str, StoredForm] | None = None,
+    unused: tuple[str, ...] = (),
 ) -> dict[str, Param]:
     """Reads, joins, casts, checks and places every parameter.
 
     Beside what ``place`` keeps, ``READERS`` parameters are on the host at a time, and a few MB of blocks.
 
     Rules:
-        - Tensors that belong to no parameter are an error, except rotary buffers, the towers of other
-          modalities, and an ``lm_head.weight`` that the model does not use because its embeddings are tied:
+        - Tensors that belong to no parameter are an error, except those of ``unused``, rotary buffers, the towers of
+          other modalities, and an ``lm_head.weight`` that the model does not use because its embeddings are tied:
           that one is skipped, with a warning if it differs from the embedding.
         - An embedding or head with more rows than the vocabulary loses the surplus; fewer rows are an error.
         - ``Source.add`` is added in float32, before the cast.
@@ -56,12 +57,13 @@ def load_params(
             copy.
         progress: called after each parameter with the bytes placed so far and in total.
         forms: parameters that are packed in the form in which they are stored, see ``stored_forms``.
+        unused: beginnings of the names of tensors that the family is known not to use.
 
     Raises:
         CheckpointError: lists every problem with file and tensor. Names and shapes are checked before
             anything is read; non-finite values, also those a cast creates, are found while reading.
     """
-    plan = make_plan(shapes, weight_map, source)
+    plan = make_plan(shapes, weight_map, source, unused)
     _raise_if(plan.problems)
     _report(plan, source)
     total = sum(num_bytes(struct) for struct in shapes.values())
@@ -161,5 +163,5 @@ def _assemble(
     problems: list[str] = []
     for index, part in enumerate(origin.parts):
         into = target[index] if len(origin.parts) > 1 else np.atleast_1d(target)
-        problems += read_into(into, part, source, origin.add)
+        problems += read_into(into, part, source, origin.add, origin.rows)
     return target, problems

@@ -103,7 +103,7 @@ def read_packed(form: StoredForm, source: TensorSource) -> tuple[PackedWeight, l
 
 def _plain(origin: Source) -> bool:
     """Whether a parameter is nothing but tensors, one below the other."""
-    return len(origin.parts) == 1 and not origin.optional and not origin.add
+    return len(origin.parts) == 1 and not origin.optional and not origin.add and origin.rows is None
 
 
 def _parts(

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxinfer.checkpoints.errors import CheckpointError
 from jaxinfer.checkpoints.tensor_source import TensorSource
+from jaxinfer.checkpoints.weight_map import Rows
 
 # Exponent bits all set: infinite or NaN. Comparing as integers is several times faster than isfinite in 16
 # bits.
@@ -25,23 +26,39 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
         raise CheckpointError(f"parameters can be {', '.join(_INFINITY_BITS)}, not {dtype.name}")
 
 
-def read_into(rows: np.ndarray, names: tuple[str, ...], source: TensorSource, add: float = 0.0) -> list[str]:
+def read_into(
+    rows: np.ndarray,
+    names: tuple[str, ...],
+    source: TensorSource,
+    add: float = 0.0,
+    picked: Rows | None = None,
+) -> list[str]:
     """Fills an array with tensors, one below the other, and returns the problems found in their values.
 
     Args:
         rows: at least one axis; surplus rows of a tensor are dropped.
         add: constant added in float32, before the cast.
+        picked: rows that are taken of each tensor; None for all.
     """
     problems: list[str] = []
     start = 0
     for name in names:
         values = _Values(rows.dtype)
-        for block in source.chunks(name):
+        first = 0
+        for stored in source.chunks(name):
+            block = stored if picked is None else stored[_picked(picked, first, stored.shape[0])]
+            first += stored.shape[0]
             into = rows[start : start + block.shape[0]]
             values.copy(into, block[: into.shape[0]], add)
             start += into.shape[0]
         problems += values.problems(name, source)
     return problems
+
+
+def _picked(picked: Rows, first: int, count: int) -> np.ndarray:
+    """Which of ``count`` rows from ``first`` on are taken."""
+    place = np.arange(first, first + count) % picked.period
+    return (place >= picked.start) & (place < picked.stop)
 
 
 def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -4,6 +4,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Some rows of a tensor whose rows come in periods: of each, rows ``start`` to ``stop``.
+
+    What a projection of every head to two things (key and value of a latent) is split with.
+    """
+
+    period: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
 class Source:
     """The checkpoint tensors that make up one parameter, by their Hugging Face names.
 
@@ -13,15 +25,17 @@ class Source:
         optional: the parameter may be absent in the checkpoint; then ``fill`` is its value.
         fill: value of an absent optional parameter.
         add: constant added after reading (Gemma's norms store ``weight - 1``).
+        rows: the rows that are taken of each tensor; None for all.
     """
 
     parts: tuple[tuple[str, ...], ...]
     optional: bool = False
     fill: float = 0.0
     add: float = 0.0
+    rows: Rows | None = None
 
 
-def tensor(name: str, **options: float | bool) -> Source:
+def tensor(name: str, **options: float | bool | Rows) -> Source:
     """A parameter that is one checkpoint tensor."""
     return Source(((name,),), **options)  # type: ignore[arg-type]
 

@@ -185,7 +185,8 @@ def load_weights(setup: ModelSetup, progress: Progress | None = None) -> dict[st
             progress("loading weights", done, total)
 
     names = _weight_map(setup.files, setup.model)
-    return load_params(setup.parts.shapes, names, setup.files.source, place, report, setup.forms)
+    unused = family(setup.model.architecture).unused(setup.model)
+    return load_params(setup.parts.shapes, names, setup.files.source, place, report, setup.forms, unused)
 
 
 def allocate_cache(config: EngineConfig, setup: ModelSetup, num_blocks: tuple[int, ...]) -> KVCache:
@@ -224,7 +225,8 @@ def _kv_scales(setup: ModelSetup) -> LayerScales:
     """The checkpoint's scales, for a cache that is quantized."""
     if setup.cache_dtype.itemsize > 1:
         return {}
-    return read_kv_scales(setup.files.source, setup.model.num_layers, setup.model.num_kv_heads)
+    num_heads = kv_specs(setup.model)[0].num_kv_heads
+    return read_kv_scales(setup.files.source, setup.model.num_layers, num_heads)
 
 
 def _gpu_generation(device: jax.Device) -> Generation | None:

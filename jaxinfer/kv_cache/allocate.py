@@ -38,12 +38,13 @@ def allocate(
     """
     cache = []
     for layer, spec in enumerate(specs):
-        shape = (num_blocks[groups[layer]], spec.num_kv_heads, block_size, spec.head_dim)
+        shape = (num_blocks[groups[layer]], spec.num_kv_heads, block_size)
+        k_NKSh, v_NKSh = (jnp.zeros((*shape, width), dtype) for width in spec.widths)
         k_scale, v_scale = scales.get(layer, (np.ones(1), np.ones(1)))
         cache.append(
             LayerKV(
-                jnp.zeros(shape, dtype),
-                jnp.zeros(shape, dtype),
+                k_NKSh,
+                v_NKSh,
                 _per_head(k_scale, spec.num_kv_heads),
                 _per_head(v_scale, spec.num_kv_heads),
             )
@@ -57,7 +58,7 @@ def bytes_per_block(
     """Bytes of one block of each group, over all its layers."""
     sizes = [0] * (max(groups) + 1)
     for spec, group in zip(specs, groups):
-        sizes[group] += 2 * spec.num_kv_heads * block_size * spec.head_dim * jnp.dtype(dtype).itemsize
+        sizes[group] += spec.num_kv_heads * block_size * sum(spec.widths) * jnp.dtype(dtype).itemsize
     return tuple(sizes)
 
 
@@ -104,7 +105,7 @@ def addressable_blocks(
     """At most ``num_blocks`` of each group, such that kernels can address every pool (see ``pool_limits``)."""
     fitting = list(num_blocks)
     for spec, group in zip(specs, groups):
-        block = (spec.num_kv_heads, block_size, spec.head_dim)
+        block = (spec.num_kv_heads, block_size, max(spec.widths))
         if not offsets_fit((fitting[group], *block), dtype)[0]:
             fitting[group] = MAX_OFFSETS_32 // math.prod(block)
     return tuple(fitting)

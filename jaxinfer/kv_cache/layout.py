@@ -9,7 +9,10 @@ from jax.tree_util import register_dataclass
 @register_dataclass
 @dataclass(frozen=True)
 class LayerKV:
-    """Paged K and V of one layer, ``[N, K, S, h]``, and the scales of a quantized cache (float32 ``[K]``)."""
+    """Paged K and V of one layer, ``[N, K, S, h]``, and the scales of a quantized cache (float32 ``[K]``).
+
+    With latent attention the latent is in place of K, and the rotated key, of another width, in place of V.
+    """
 
     k_NKSh: jax.Array
     v_NKSh: jax.Array
@@ -28,11 +31,18 @@ class LayerKVSpec:
         num_kv_heads: K.
         head_dim: h.
         window: number of last tokens that the layer attends to, itself included; None for all.
+        second_dim: width of the second array, where it is not h.
     """
 
     num_kv_heads: int
     head_dim: int
     window: int | None
+    second_dim: int | None = None
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Widths of a head in the two arrays."""
+        return self.head_dim, self.head_dim if self.second_dim is None else self.second_dim
 
 
 def group_layers(specs: tuple[LayerKVSpec, ...]) -> tuple[tuple[int | None, ...], tuple[int, ...]]:

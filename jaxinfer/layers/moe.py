@@ -5,8 +5,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.layers.linear import Linear
-from jaxinfer.models.config import Activation, MoEConfig
+from jaxinfer.layers.mlp import MLP
+from jaxinfer.models.config import Activation, ExpertGroups, MoEConfig
 from pallas_kernels.ops import Ops
+
+SMALLEST_SUM = 1e-20
 
 
 class Experts(nnx.Module):
@@ -21,10 +24,22 @@ class Experts(nnx.Module):
 
 
 class SparseMLP(nnx.Module):
-    """Mixture of experts with softmax routing to the ``experts_per_token`` best (Shazeer et al., 2017)."""
+    """Mixture of experts with routing to the ``experts_per_token`` best (Shazeer et al., 2017), if so configured with
+    groups, a bias of the choice and a shared expert (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+
+    Args:
+        bias: whether the shared expert has biases.
+    """
 
     def __init__(
-        self, moe: MoEConfig, hidden_size: int, activation: Activation, *, ops: Ops, param_dtype: jnp.dtype
+        self,
+        moe: MoEConfig,
+        hidden_size: int,
+        activation: Activation,
+        *,
+        bias: bool,
+        ops: Ops,
+        param_dtype: jnp.dtype,
     ) -> None:
         self.moe = moe
         self.activation = activation
@@ -39,15 +54,35 @@ class SparseMLP(nnx.Module):
             param_dtype=jnp.dtype(jnp.float32),
             packable=False,
         )
+        self.choice_bias = (
+            nnx.Param(jnp.zeros((moe.num_experts,), jnp.float32), logical_axes=(None,))
+            if moe.choice_bias
+            else None
+        )
         self.experts = Experts(moe, hidden_size, param_dtype)
+        self.shared = (
+            MLP(hidden_size, moe.shared_size, activation, bias=bias, ops=ops, param_dtype=param_dtype)
+            if moe.shared_size
+            else None
+        )
 
     def route(self, x_TD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Weights (float32) and ids (int32) of the chosen experts, ``[T, X]`` each."""
-        probs_TE = jax.nn.softmax(self.router(x_TD.astype(jnp.float32)), axis=-1)
-        weight_TX, expert_TX = jax.lax.top_k(probs_TE, self.moe.experts_per_token)
-        if self.moe.norm_topk:
-            weight_TX = weight_TX / jnp.sum(weight_TX, axis=-1, keepdims=True)
-        return weight_TX, expert_TX
+        moe = self.moe
+        logits_TE = self.router(x_TD.astype(jnp.float32))
+        score_TE = (
+            jax.nn.softmax(logits_TE, axis=-1) if moe.scoring == "softmax" else jax.nn.sigmoid(logits_TE)
+        )
+        choice_TE = score_TE if self.choice_bias is None else score_TE + self.choice_bias[...]
+        if moe.groups is not None:
+            choice_TE = _within_groups(choice_TE, moe.groups)
+        weight_TX, expert_TX = jax.lax.top_k(choice_TE, moe.experts_per_token)
+        if self.choice_bias is not None:
+            weight_TX = jnp.take_along_axis(score_TE, expert_TX, axis=-1)
+        if moe.norm_topk:
+            # Sigmoids may all be 0.
+            weight_TX = weight_TX / jnp.maximum(jnp.sum(weight_TX, axis=-1, keepdims=True), SMALLEST_SUM)
+        return weight_TX * moe.weight_scale, expert_TX
 
     def __call__(self, x_TD: jax.Array, valid_T: jax.Array) -> jax.Array:
         """Output ``[T, D]``; rows where ``valid_T`` is False reach no expert and give 0."""
@@ -66,4 +101,17 @@ class SparseMLP(nnx.Module):
         y_TXD = y_AD[place_A].reshape(T, X, D).astype(jnp.float32)
         # ``where``, because the routing weights of padding may be NaN.
         weight_TX = jnp.where(valid_T[:, None], weight_TX, 0.0)
-        return jnp.sum(y_TXD * weight_TX[..., None], axis=1).astype(x_TD.dtype)
+        y_TD = jnp.sum(y_TXD * weight_TX[..., None], axis=1)
+        if self.shared is not None:
+            y_TD = y_TD + jnp.where(valid_T[:, None], self.shared(x_TD).astype(jnp.float32), 0.0)
+        return y_TD.astype(x_TD.dtype)
+
+
+def _within_groups(choice_TE: jax.Array, groups: ExpertGroups) -> jax.Array:
+    """The scores with -inf for all experts outside of the best groups of each token."""
+    T, E = choice_TE.shape
+    choice_TGe = choice_TE.reshape(T, groups.count, E // groups.count)
+    best_TG = jnp.sum(jax.lax.top_k(choice_TGe, groups.best)[0], axis=-1)
+    _, chosen_TX = jax.lax.top_k(best_TG, groups.chosen)
+    allowed_TG = (chosen_TX[:, :, None] == jnp.arange(groups.count)).any(axis=1)
+    return jnp.where(allowed_TG[:, :, None], choice_TGe, -jnp.inf).reshape(T, E)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.models.config import RopeConfig
+from pallas_kernels.rope_kv_write.reference import rotate as rotate_halves
 
 
 def frequencies(rope: RopeConfig, max_model_len: int) -> tuple[np.ndarray, float]:
@@ -51,6 +52,23 @@ def rope_tables(positions_T: jax.Array, rope: RopeConfig, max_model_len: int) ->
     return jnp.cos(angle_Ti) * scale, jnp.sin(angle_Ti) * scale
 
 
+def rotate(x_THh: jax.Array, table: tuple[jax.Array, jax.Array], interleaved: bool) -> jax.Array:
+    """Rotates heads by the cosines and sines of their tokens.
+
+    Args:
+        interleaved: features 2 j and 2 j + 1 are a pair, else j and j + rotated width / 2. The result is in the second
+            order either way: products of queries and keys do not depend on it.
+    """
+    if interleaved:
+        x_THh = jnp.concatenate([x_THh[..., 0::2], x_THh[..., 1::2]], axis=-1)
+    return rotate_halves(x_THh, *table)
+
+
+def mscale(rope: RopeConfig, weight: float) -> float:
+    """YaRN's factor for a longer context, which grows with the logarithm of the stretch (Peng et al., 2023)."""
+    return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+
 def _dynamic(rope: RopeConfig, max_model_len: int) -> np.ndarray:
     """NTK-aware base for a sequence of ``max_model_len`` tokens (bloc97 and emozilla, 2023)."""
     d = rope.rotary_dim
@@ -91,13 +109,9 @@ def _yarn(rope: RopeConfig, base_i: np.ndarray) -> np.ndarray:
 def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
-
-    def mscale(weight: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
-
     if rope.mscale and rope.mscale_all_dim:
-        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
-    return mscale(1.0)
+        return mscale(rope, rope.mscale) / mscale(rope, rope.mscale_all_dim)
+    return mscale(rope, 1.0)
 
 
 def _longrope(rope: RopeConfig, base_i: np.ndarray, max_model_len: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from typing import Literal
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu_tanh", "gelu"]
+Scoring = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,65 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class ExpertGroups:
+    """Routing limited to a few groups of experts, so that a token's experts lie on few devices.
+
+    Attributes:
+        count: groups of consecutive experts of the same size.
+        chosen: groups that a token may use.
+        best: a group is as good as the sum of so many of its best experts.
+    """
+
+    count: int
+    chosen: int
+    best: int
+
+
+@dataclass(frozen=True)
 class MoEConfig:
-    """Routed experts of a sparse MLP."""
+    """Routed experts of a sparse MLP.
+
+    Attributes:
+        norm_topk: the weights of a token's experts are divided by their sum.
+        scoring: what makes scores of the router's outputs.
+        groups: None: a token may use all experts.
+        choice_bias: experts are chosen by their score plus a bias of each, and weighted without it.
+        weight_scale: factor of the weights.
+        shared_size: width of an MLP that every token passes beside its experts; 0 for none.
+    """
 
     num_experts: int
     experts_per_token: int
     intermediate_size: int
     norm_topk: bool
     sparse_layers: tuple[bool, ...]
+    scoring: Scoring = "softmax"
+    groups: ExpertGroups | None = None
+    choice_bias: bool = False
+    weight_scale: float = 1.0
+    shared_size: int = 0
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values of all heads are projections of one
+    latent per token, beside a rotated key that the heads share. Both are what is cached.
+
+    Attributes:
+        query_rank: width of the latent of the queries; None: queries are projected at once.
+        rank: width of the latent of keys and values, r.
+        plain_dim: features of a head's queries and keys that are not rotated.
+        rope_dim: features that are rotated, d.
+        value_dim: features of a head's values.
+        interleaved: the checkpoint's rotated features 2 j and 2 j + 1 are a pair; else j and j + d / 2.
+    """
+
+    query_rank: int | None
+    rank: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +113,8 @@ class TransformerConfig:
         norm_offset: added to every norm weight (Gemma: 1).
         max_position: context length the model was trained for.
         eos_token_ids: all ids that end a generation.
+        latent: latent attention; then ``num_kv_heads`` is ``num_heads``, and ``head_dim`` is that of queries and keys.
+        draft_layers: layers behind the last one in the checkpoint, which predict further tokens; they are not used.
     """
 
     architecture: str
@@ -90,3 +144,5 @@ class TransformerConfig:
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None
     moe: MoEConfig | None = None
+    latent: LatentConfig | None = None
+    draft_layers: int = 0

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxinfer.batch.forward_batch import ForwardBatch
 from jaxinfer.kv_cache.layout import KVCache, LayerKV, LayerKVSpec, group_layers
 from jaxinfer.layers.attention import Attention
+from jaxinfer.layers.latent_attention import LatentAttention
 from jaxinfer.layers.linear import Embedding, Linear
 from jaxinfer.layers.mlp import MLP
 from jaxinfer.layers.moe import SparseMLP
@@ -20,6 +21,9 @@ from pallas_kernels.ops import Ops
 
 def kv_specs(config: TransformerConfig) -> tuple[LayerKVSpec, ...]:
     """What each layer keeps in the KV cache; the same as ``DecoderLM.kv_specs``, without a model."""
+    if config.latent is not None:
+        shape = (1, config.latent.rank, None, config.latent.rope_dim)
+        return (LayerKVSpec(*shape),) * config.num_layers
     return tuple(LayerKVSpec(config.num_kv_heads, config.head_dim, window) for window in config.windows)
 
 
@@ -61,11 +65,17 @@ class DecoderLayer(nnx.Module):
         norm = (D, config.norm_eps, config.norm_offset, "embed")
         self.ops = ops
         self.input_norm = RMSNorm(*norm)
-        self.attention = Attention(config, config.windows[layer], group, ops=ops, param_dtype=param_dtype)
+        self.attention: Attention | LatentAttention
+        if config.latent is not None:
+            self.attention = LatentAttention(config, config.latent, group, ops=ops, param_dtype=param_dtype)
+        else:
+            self.attention = Attention(config, config.windows[layer], group, ops=ops, param_dtype=param_dtype)
         self.mlp_norm = RMSNorm(*norm)
         self.mlp: MLP | SparseMLP
         if config.moe is not None and config.moe.sparse_layers[layer]:
-            self.mlp = SparseMLP(config.moe, D, config.activation, ops=ops, param_dtype=param_dtype)
+            self.mlp = SparseMLP(
+                config.moe, D, config.activation, bias=config.mlp_bias, ops=ops, param_dtype=param_dtype
+            )
         else:
             self.mlp = MLP(
                 D,

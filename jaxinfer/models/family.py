@@ -16,10 +16,12 @@ class Family:
     Attributes:
         parse: from ``config.json`` as a dict. Raises ValueError for what is missing or not supported.
         weight_map: parameter paths to checkpoint tensors.
+        unused: beginnings of the names of checkpoint tensors that the model does not use.
         build: the module, called as ``build(config, ops, dtype=, param_dtype=, max_model_len=)``. Parameters
             are zeros, or shapes only under ``nnx.eval_shape``.
     """
 
     parse: Callable[[Mapping[str, Any]], TransformerConfig]
     weight_map: Callable[[TransformerConfig], WeightMap]
+    unused: Callable[[TransformerConfig], tuple[str, ...]] = lambda config: ()
     build: Callable[..., DecoderLM] = DecoderLM

@@ -1,7 +1,7 @@
 """Reads the fields that all families share from a Hugging Face ``config.json``."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxinfer.models.config import Activation, MoEConfig, RopeConfig, TransformerConfig
 
@@ -12,6 +12,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+T = TypeVar("T")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -28,6 +29,28 @@ def optional_int(hf: Mapping[str, Any], key: str, default: int | None) -> int | 
     if key not in hf:
         return default
     return None if hf[key] is None else required_int(hf, key)
+
+
+def natural(hf: Mapping[str, Any], key: str, default: int) -> int:
+    """An integer that is not negative; ``default`` if the field is absent or null."""
+    value = hf.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"config.json: {key!r} must be an integer that is not negative, not {value!r}")
+    return value
+
+
+def one_of(hf: Mapping[str, Any], key: str, supported: tuple[T, ...]) -> T:
+    """A field with few supported values; the first of them if it is absent or null."""
+    value = hf.get(key)
+    if value is None:
+        return supported[0]
+    if value not in supported:
+        raise ValueError(
+            f"config.json: {key}={value!r} is not supported; supported: {', '.join(map(str, supported))}"
+        )
+    return value
 
 
 def optional_float(hf: Mapping[str, Any], key: str) -> float | None:

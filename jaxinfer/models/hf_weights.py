@@ -1,7 +1,7 @@
 """The tensor names that most Hugging Face decoders share; families replace what differs."""
 
-from jaxinfer.checkpoints.weight_map import Source, WeightMap, concat, tensor
-from jaxinfer.models.config import TransformerConfig
+from jaxinfer.checkpoints.weight_map import Rows, Source, WeightMap, concat, tensor
+from jaxinfer.models.config import LatentConfig, TransformerConfig
 
 
 def decoder_weights(
@@ -23,35 +23,24 @@ def decoder_weights(
         names = _layer_weights(config, f"{prefix}layers.{layer}.")
         weights |= {f"layers.{layer}.{path}": source for path, source in names.items()}
         if config.moe is None or not config.moe.sparse_layers[layer]:
-            dense = _dense_mlp(config, f"{prefix}layers.{layer}.mlp.")
+            dense = dense_mlp_weights(config, f"{prefix}layers.{layer}.mlp.")
             weights |= {f"layers.{layer}.mlp.{path}": source for path, source in dense.items()}
     return weights
 
 
 def dense_layer_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
     """One layer with a dense MLP, whose tensors start with ``hf``, by path in the layer."""
-    mlp = {f"mlp.{path}": source for path, source in _dense_mlp(config, f"{hf}mlp.").items()}
+    mlp = {f"mlp.{path}": source for path, source in dense_mlp_weights(config, f"{hf}mlp.").items()}
     return _layer_weights(config, hf) | mlp
 
 
 def _layer_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
-    attention = f"{hf}self_attn."
-
-    def qkv(suffix: str) -> Source:
-        return concat(*(f"{attention}{part}_proj.{suffix}" for part in "qkv"))
-
-    weights = {
-        "input_norm.weight": tensor(f"{hf}input_layernorm.weight"),
-        "attention.qkv.weight": qkv("weight"),
-        "attention.output.weight": tensor(f"{attention}o_proj.weight"),
-    }
-    if config.qkv_bias:
-        weights["attention.qkv.bias"] = qkv("bias")
-    if config.output_bias:
-        weights["attention.output.bias"] = tensor(f"{attention}o_proj.bias")
-    if config.qk_norm:
-        weights["attention.q_norm.weight"] = tensor(f"{attention}q_norm.weight")
-        weights["attention.k_norm.weight"] = tensor(f"{attention}k_norm.weight")
+    if config.latent is None:
+        attention = _attention_weights(config, f"{hf}self_attn.")
+    else:
+        attention = _latent_weights(config, config.latent, f"{hf}self_attn.")
+    weights = {f"attention.{path}": source for path, source in attention.items()}
+    weights["input_norm.weight"] = tensor(f"{hf}input_layernorm.weight")
     if config.post_norms:
         weights["attention_post_norm.weight"] = tensor(f"{hf}post_attention_layernorm.weight")
         weights["mlp_norm.weight"] = tensor(f"{hf}pre_feedforward_layernorm.weight")
@@ -62,7 +51,47 @@ def _layer_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
     return weights
 
 
-def _dense_mlp(config: TransformerConfig, hf: str) -> dict[str, Source]:
+def _attention_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
+    def qkv(suffix: str) -> Source:
+        return concat(*(f"{hf}{part}_proj.{suffix}" for part in "qkv"))
+
+    weights = {"qkv.weight": qkv("weight"), "output.weight": tensor(f"{hf}o_proj.weight")}
+    if config.qkv_bias:
+        weights["qkv.bias"] = qkv("bias")
+    if config.output_bias:
+        weights["output.bias"] = tensor(f"{hf}o_proj.bias")
+    if config.qk_norm:
+        weights["q_norm.weight"] = tensor(f"{hf}q_norm.weight")
+        weights["k_norm.weight"] = tensor(f"{hf}k_norm.weight")
+    return weights
+
+
+def _latent_weights(config: TransformerConfig, latent: LatentConfig, hf: str) -> dict[str, Source]:
+    per_head = latent.plain_dim + latent.value_dim
+    weights = {
+        "down.weight": tensor(f"{hf}kv_a_proj_with_mqa.weight"),
+        "norm.weight": tensor(f"{hf}kv_a_layernorm.weight"),
+        "key_up.weight": tensor(f"{hf}kv_b_proj.weight", rows=Rows(per_head, 0, latent.plain_dim)),
+        "value_up.weight": tensor(f"{hf}kv_b_proj.weight", rows=Rows(per_head, latent.plain_dim, per_head)),
+        "output.weight": tensor(f"{hf}o_proj.weight"),
+    }
+    if config.qkv_bias:
+        weights["down.bias"] = tensor(f"{hf}kv_a_proj_with_mqa.bias")
+    if config.output_bias:
+        weights["output.bias"] = tensor(f"{hf}o_proj.bias")
+    if latent.query_rank is None:
+        return weights | {"query.weight": tensor(f"{hf}q_proj.weight")}
+    if config.qkv_bias:
+        weights["query_down.bias"] = tensor(f"{hf}q_a_proj.bias")
+    return weights | {
+        "query_down.weight": tensor(f"{hf}q_a_proj.weight"),
+        "query_norm.weight": tensor(f"{hf}q_a_layernorm.weight"),
+        "query.weight": tensor(f"{hf}q_b_proj.weight"),
+    }
+
+
+def dense_mlp_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
+    """A gated MLP whose tensors start with ``hf``, by path in the MLP."""
     weights = {
         "gate_up.weight": concat(f"{hf}gate_proj.weight", f"{hf}up_proj.weight"),
         "down.weight": tensor(f"{hf}down_proj.weight"),

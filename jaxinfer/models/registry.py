@@ -3,11 +3,25 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models import gemma2, gemma3, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
+from jaxinfer.models import (
+    deepseek_v2,
+    deepseek_v3,
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    mixtral,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.family import Family
 
 FAMILIES: Mapping[str, Family] = {
+    "DeepseekV2ForCausalLM": deepseek_v2.FAMILY,
+    "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
     "Gemma2ForCausalLM": gemma2.FAMILY,
     "Gemma3ForCausalLM": gemma3.FAMILY,
     "Gemma3ForConditionalGeneration": gemma3.MULTIMODAL,

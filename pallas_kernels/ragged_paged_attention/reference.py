@@ -78,7 +78,7 @@ def ragged_paged_attention(
             seen_TC &= c > position_T[:, None] - window
         if ancestors_TU is not None:
             tree_T = (ancestors_TU != 0).any(-1)
-            tree_TC = _seen_in_tree(ancestors_TU, prefix_T, c, window)
+            tree_TC = seen_in_tree(ancestors_TU, prefix_T, c, window)
             seen_TC = jnp.where(tree_T[:, None], tree_TC, seen_TC)
         seen_TC &= valid_T[:, None]
         s_TKGC = jnp.where(seen_TC[:, None, None], s_TKGC, -jnp.inf)
@@ -97,9 +97,7 @@ def ragged_paged_attention(
     return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)
 
 
-def _seen_in_tree(
-    ancestors_TU: jax.Array, prefix_T: jax.Array, c: jax.Array, window: int | None
-) -> jax.Array:
+def seen_in_tree(ancestors_TU: jax.Array, prefix_T: jax.Array, c: jax.Array, window: int | None) -> jax.Array:
     """Which positions ``c`` of its row's context a token of a tree sees."""
     words = ancestors_TU.shape[1]
     node_TC = c - prefix_T[:, None]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.kv_storage import value_dtype
-from pallas_kernels.ragged_paged_attention.xla_chunks import Scoring
+from pallas_kernels.ragged_paged_attention.xla_chunks import Context, Scoring, read_chunk
 from pallas_kernels.ragged_paged_attention.xla_rows import attend_rows
 from pallas_kernels.ragged_paged_attention.xla_tiles import attend_tiles
 
@@ -65,32 +65,46 @@ def ragged_paged_attention(
     """See ``reference.ragged_paged_attention``."""
     T, H, h = q_THh.shape
     K = k_NKSh.shape[1]
-    R = context_len_R.shape[0]
     scoring = Scoring(scale, window, soft_cap)
     sink_KG = None if sinks_H is None else sinks_H.astype(jnp.float32).reshape(K, H // K)
     q_TKGh = q_THh.astype(jnp.float32).reshape(T, K, H // K, h) * scale
     if k_scale_K is not None:
         q_TKGh = q_TKGh * k_scale_K[:, None, None]
+
+    def read(
+        block_BJ: jax.Array, owned_B: jax.Array, visible_B: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        k_BKCh = read_chunk(k_NKSh, block_BJ, owned_B, visible_B)
+        return k_BKCh, read_chunk(v_NKSh, block_BJ, owned_B, visible_B)
+
+    context = Context(read, k_NKSh.shape[2], h, block_table_RM)
+    out_TKGh = attend(q_TKGh, context, query_start_Q, context_len_R, scoring, sink_KG, ancestors_TU)
+    if v_scale_K is not None:
+        out_TKGh = out_TKGh * v_scale_K[:, None, None]
+    return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)
+
+
+def attend(
+    q_TKGh: jax.Array,
+    context: Context,
+    query_start_Q: jax.Array,
+    context_len_R: jax.Array,
+    scoring: Scoring,
+    sink_KG: jax.Array | None,
+    ancestors_TU: jax.Array | None,
+) -> jax.Array:
+    """Attention of ragged queries, float32 and scaled already, whatever keys and values are: float32 ``[T, K, G, value
+    width]``."""
+    T, R = q_TKGh.shape[0], context_len_R.shape[0]
     length_R = query_start_Q[1:] - query_start_Q[:-1]
     q_RKGh = jnp.take(q_TKGh, query_start_Q[:-1], axis=0, mode="clip")
     single_R = jnp.where(length_R == 1, context_len_R, 0)
-    out_RKGh = attend_rows(q_RKGh, k_NKSh, v_NKSh, block_table_RM, single_R, scoring, sink_KG)
+    out_RKGh = attend_rows(q_RKGh, context, single_R, scoring, sink_KG)
     row_T = jnp.clip(jnp.searchsorted(query_start_Q, jnp.arange(T), side="right") - 1, 0, R - 1)
     mine_T = (length_R[row_T] == 1) & (jnp.arange(T) < query_start_Q[R])
     out_TKGh = jnp.where(mine_T[:, None, None, None], out_RKGh[row_T], 0.0)
     if T > 1:
         out_TKGh = attend_tiles(
-            out_TKGh,
-            q_TKGh,
-            k_NKSh,
-            v_NKSh,
-            block_table_RM,
-            query_start_Q,
-            context_len_R,
-            scoring,
-            sink_KG,
-            ancestors_TU,
+            out_TKGh, q_TKGh, context, query_start_Q, context_len_R, scoring, sink_KG, ancestors_TU
         )
-    if v_scale_K is not None:
-        out_TKGh = out_TKGh * v_scale_K[:, None, None]
-    return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)
+    return out_TKGh

@@ -1,5 +1,6 @@
 """What the loops of the XLA attention share: reading a chunk of the context, and the online softmax over chunks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -20,6 +21,23 @@ class Scoring:
     scale: float
     window: int | None
     soft_cap: float | None
+
+
+@dataclass(frozen=True)
+class Context:
+    """The cached keys and values of a batch.
+
+    Attributes:
+        read: blocks ``[B, J]`` of B sequences as float32 keys ``[B, K, J * S, h]`` and values of width ``value_width``;
+            the other two arguments are those of ``read_chunk``.
+        slots: S of a block.
+        block_table_RM: int32 block ids.
+    """
+
+    read: Callable[[jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array]]
+    slots: int
+    value_width: int
+    block_table_RM: jax.Array
 
 
 def blocks_per_chunk(slots: int, width: int) -> int:
@@ -119,7 +137,8 @@ def step(
     seen_BtC: jax.Array,
     scoring: Scoring,
 ) -> Softmax:
-    """Adds a chunk, of whose slots the queries see ``seen_BtC``; queries are scaled already."""
+    """Adds a chunk, of whose slots the queries see ``seen_BtC``; queries are scaled already. Values may have another
+    width than keys."""
     B, K, G, t, h = q_BKGth.shape
     C = k_BKCh.shape[2]
     q_BKPh = q_BKGth.reshape(B, K, G * t, h)
@@ -136,7 +155,7 @@ def step(
     p_BKGtC = jnp.exp(s_BKGtC - top_BKGt[..., None])
     keep_BKGt = jnp.exp(state.top_BKGt - top_BKGt)
     o_BKPh = jnp.einsum("bkpc,bkch->bkph", p_BKGtC.reshape(B, K, G * t, C), v_BKCh)
-    out_BKGth = state.out_BKGth * keep_BKGt[..., None] + o_BKPh.reshape(B, K, G, t, h)
+    out_BKGth = state.out_BKGth * keep_BKGt[..., None] + o_BKPh.reshape(B, K, G, t, -1)
     return Softmax(top_BKGt, state.sum_BKGt * keep_BKGt + jnp.sum(p_BKGtC, axis=-1), out_BKGth)
 
 

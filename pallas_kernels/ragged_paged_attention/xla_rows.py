@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.ragged_paged_attention.xla_chunks import (
+    Context,
     Scoring,
     Softmax,
     blocks_per_chunk,
     causal,
     finish,
-    read_chunk,
     start,
     step,
 )
@@ -19,9 +19,7 @@ GROUP_ROWS = 8
 
 def attend_rows(
     q_RKGh: jax.Array,
-    k_NKSh: jax.Array,
-    v_NKSh: jax.Array,
-    block_table_RM: jax.Array,
+    context: Context,
     context_len_R: jax.Array,
     scoring: Scoring,
     sink_KG: jax.Array | None,
@@ -36,17 +34,17 @@ def attend_rows(
         context_len_R: 0 for rows to leave out.
 
     Returns:
-        float32 ``[R, K, G, h]``; 0 for rows left out.
+        float32 ``[R, K, G, value width]``; 0 for rows left out.
     """
-    R, K, G, h = q_RKGh.shape
-    M = block_table_RM.shape[1]
-    S = k_NKSh.shape[2]
+    R, K, G, _ = q_RKGh.shape
+    M = context.block_table_RM.shape[1]
+    S = context.slots
     B = min(GROUP_ROWS, R)
     J = blocks_per_chunk(S, M)
     C = J * S
     order_P, place_R, chunks_g, first_P, context_P = _plan(context_len_R, B, C, scoring.window)
     q_PKGh = jnp.take(q_RKGh, order_P, axis=0, mode="clip")
-    table = block_table_RM.reshape(-1)
+    table = context.block_table_RM.reshape(-1)
 
     def body(carry: tuple[jax.Array, jax.Array, Softmax]) -> tuple[jax.Array, jax.Array, Softmax]:
         group, i, state = carry
@@ -62,8 +60,7 @@ def attend_rows(
         new = step(
             old,
             jax.lax.dynamic_slice_in_dim(q_PKGh, at, B)[:, :, :, None],
-            read_chunk(k_NKSh, block_BJ, owned_B, visible_B),
-            read_chunk(v_NKSh, block_BJ, owned_B, visible_B),
+            *context.read(block_BJ, owned_B, visible_B),
             causal(chunk_B[:, None] * C + jnp.arange(C), context_B[:, None] - 1, scoring.window),
             scoring,
         )
@@ -72,7 +69,7 @@ def attend_rows(
         return jnp.where(last, group + 1, group), jnp.where(last, 0, i + 1), state
 
     groups = jnp.sum(chunks_g > 0)
-    init = (jnp.int32(0), jnp.int32(0), start((order_P.shape[0], K, G, 1, h), sink_KG))
+    init = (jnp.int32(0), jnp.int32(0), start((order_P.shape[0], K, G, 1, context.value_width), sink_KG))
     _, _, state = jax.lax.while_loop(lambda carry: carry[0] < groups, body, init)
     return finish(state)[place_R, :, :, 0]
 

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.ragged_paged_attention.xla_chunks import (
+    Context,
     Scoring,
     Softmax,
     blocks_per_chunk,
     causal,
     finish,
-    read_chunk,
     start,
     step,
 )
@@ -57,9 +57,7 @@ def tile_tokens(T: int, H: int) -> int:
 def attend_tiles(
     out_TKGh: jax.Array,
     q_TKGh: jax.Array,
-    k_NKSh: jax.Array,
-    v_NKSh: jax.Array,
-    block_table_RM: jax.Array,
+    context: Context,
     query_start_Q: jax.Array,
     context_len_R: jax.Array,
     scoring: Scoring,
@@ -75,7 +73,7 @@ def attend_tiles(
         q_TKGh: float32, scaled.
 
     Returns:
-        float32 ``[T, K, G, h]``.
+        float32 ``[T, K, G, value width]``.
     """
     T, K, G, _ = q_TKGh.shape
     R = context_len_R.shape[0]
@@ -98,9 +96,8 @@ def attend_tiles(
             tree = Tree(jax.lax.dynamic_slice_in_dim(ancestors_PU, at, t), prefix)
         new_tKGh = _attend_tile(
             jax.lax.dynamic_slice_in_dim(q_PKGh, at, t),
-            k_NKSh,
-            v_NKSh,
-            block_table_RM[row],
+            context,
+            row,
             position_t,
             jnp.minimum(context_len_R[row], position_t[-1] + 1),
             scoring,
@@ -118,19 +115,19 @@ def attend_tiles(
 
 def _attend_tile(
     q_tKGh: jax.Array,
-    k_NKSh: jax.Array,
-    v_NKSh: jax.Array,
-    block_M: jax.Array,
+    context: Context,
+    row: jax.Array,
     position_t: jax.Array,
-    context: jax.Array,
+    end: jax.Array,
     scoring: Scoring,
     sink_KG: jax.Array | None,
     tree: Tree | None,
 ) -> jax.Array:
-    """Attention of consecutive queries of one sequence that see slots below ``context``: ``[t, K, G, h]``."""
-    t, K, G, h = q_tKGh.shape
+    """Attention of consecutive queries of one sequence that see slots below ``end``: ``[t, K, G, value width]``."""
+    t, K, G, _ = q_tKGh.shape
+    block_M = context.block_table_RM[row]
     M = block_M.shape[0]
-    S = k_NKSh.shape[2]
+    S = context.slots
     J = blocks_per_chunk(S, M)
     C = J * S
     q_1KGth = q_tKGh.transpose(1, 2, 0, 3)[None]
@@ -138,12 +135,11 @@ def _attend_tile(
 
     def body(chunk: jax.Array, state: Softmax) -> Softmax:
         block_1J = jnp.take(block_M, jnp.minimum(chunk * J + jnp.arange(J), M - 1))[None]
-        owned_1 = (context - chunk * C)[None]
+        owned_1 = (end - chunk * C)[None]
         visible_1 = None
         if scoring.window is not None:
             visible_1 = (lowest - scoring.window + 1 - chunk * C)[None]
-        k_1KCh = read_chunk(k_NKSh, block_1J, owned_1, visible_1)
-        v_1KCh = read_chunk(v_NKSh, block_1J, owned_1, visible_1)
+        k_1KCh, v_1KCh = context.read(block_1J, owned_1, visible_1)
         slot_C = chunk * C + jnp.arange(C)
         if tree is None:
             seen_tC = causal(slot_C[None], position_t[None], scoring.window)[0]
@@ -155,5 +151,7 @@ def _attend_tile(
     first = jnp.int32(0)
     if scoring.window is not None:
         first = jnp.maximum(lowest - scoring.window + 1, 0) // C
-    state = jax.lax.fori_loop(first, (context + C - 1) // C, body, start((1, K, G, t, h), sink_KG))
+    state = jax.lax.fori_loop(
+        first, (end + C - 1) // C, body, start((1, K, G, t, context.value_width), sink_KG)
+    )
     return finish(state)[0].transpose(2, 0, 1, 3)

@@ -49,7 +49,14 @@ def read_checkpoint(folder: Path) -> tuple[TransformerConfig, dict[str, np.ndarr
 
 def assemble(source: Source, tensors: dict[str, np.ndarray]) -> np.ndarray:
     """The parameter that a source describes."""
-    rows = [np.concatenate([tensors[name] for name in part]) for part in source.parts]
+
+    def taken(tensor: np.ndarray) -> np.ndarray:
+        if source.rows is None:
+            return tensor
+        periods = tensor.reshape(-1, source.rows.period, *tensor.shape[1:])
+        return periods[:, source.rows.start : source.rows.stop].reshape(-1, *tensor.shape[1:])
+
+    rows = [np.concatenate([taken(tensors[name]) for name in part]) for part in source.parts]
     return (rows[0] if len(rows) == 1 else np.stack(rows)) + source.add
 
 
@@ -75,11 +82,12 @@ class ModelDriver:
         self.reset()
 
     def reset(self) -> None:
-        K, h = self.config.num_kv_heads, self.config.head_dim
-        pool = jnp.full((1 + MAX_ROWS * TABLE_WIDTH, K, SLOTS, h), jnp.nan, jnp.float32)
-        pool = pool.at[0].set(7.0)
+        spec = kv_specs(self.config)[0]
+        K = spec.num_kv_heads
+        shape = (1 + MAX_ROWS * TABLE_WIDTH, K, SLOTS)
+        pools = [jnp.full((*shape, h), jnp.nan, jnp.float32).at[0].set(7.0) for h in spec.widths]
         ones_K = jnp.ones((K,), jnp.float32)
-        self.cache: KVCache = (LayerKV(pool, pool, ones_K, ones_K),) * self.config.num_layers
+        self.cache: KVCache = (LayerKV(*pools, ones_K, ones_K),) * self.config.num_layers
 
     def step(self, chunks: list[Chunk], padded_tokens: int) -> np.ndarray:
         """Logits ``[T, V]`` of all tokens of the chunks, without the padding."""

@@ -44,6 +44,15 @@ def test_every_parameter_has_logical_axes():
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "attention_bias": True,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": 20,
+        "n_shared_experts": 1,
     }
     for name in FAMILIES:
         config = family(name).parse({**small, "text_config": small})

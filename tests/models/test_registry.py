@@ -23,6 +23,13 @@ BASE: dict[str, Any] = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
 }
 DENSE = [name for name in FAMILIES if name != "Gemma3ForConditionalGeneration"]
 

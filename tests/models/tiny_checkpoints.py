@@ -46,6 +46,17 @@ LONGROPE = {
 }
 # Longest sequence that is served, where it is not the configuration's: keeps the short factors of longrope.
 SERVED_LENGTH = {"phi3_longrope_partial": 32}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+}
+LATENT_ROPE = {**YARN_ROPE, "mscale": 0.8, "mscale_all_dim": 0.6}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama_bias_tied_wide": (
@@ -113,6 +124,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": LATENT_ROPE,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "q_lora_rank": 20,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": LATENT_ROPE,
+            "attention_bias": True,
+        },
+    ),
     "phi3": ("Phi3", {"sliding_window": 9}),
     "phi3_longrope_partial": (
         "Phi3",
@@ -147,6 +182,9 @@ def fill(model: torch.nn.Module, generator: torch.Generator) -> None:
                 weight.copy_(noise)
             else:
                 weight.copy_(noise * weight.shape[-1] ** -0.5)
+        for path, buffer in model.named_buffers():
+            if path.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def save(case: str, folder: Path, **changes: Any) -> torch.nn.Module:

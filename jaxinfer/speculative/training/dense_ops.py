@@ -37,9 +37,9 @@ def empty_entries(specs: tuple[LayerKVSpec, ...], places: int, steps: int, dtype
 
 
 def _empty(spec: LayerKVSpec, places: int, steps: int, dtype: jnp.dtype) -> LayerKV:
-    pool = jnp.zeros((places, spec.num_kv_heads, steps, spec.head_dim), dtype)
+    k, v = (jnp.zeros((places, spec.num_kv_heads, steps, width), dtype) for width in spec.widths)
     ones_K = jnp.ones((spec.num_kv_heads,), jnp.float32)
-    return LayerKV(pool, pool, ones_K, ones_K)
+    return LayerKV(k, v, ones_K, ones_K)
 
 
 def _rope_and_store(
@@ -100,13 +100,15 @@ def _attend(
     return out.reshape(T, H, h)
 
 
-def _unused(*arguments: Any, **options: Any) -> jax.Array:
-    raise AssertionError("draft heads have dense MLPs")
+def _unused(*arguments: Any, **options: Any) -> Any:
+    raise AssertionError("draft heads have dense MLPs and attention over full keys and values")
 
 
 DENSE_OPS = Ops(
     attention=_attend,
     rope_kv_write=_rope_and_store,
+    mla_attention=_unused,
+    kv_write=_unused,
     linear=linear,
     rows=rows,
     grouped_matmul=_unused,

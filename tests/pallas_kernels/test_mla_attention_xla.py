@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kv_write import xla as kv_write
-from pallas_kernels.mla_decode import xla
+from pallas_kernels.mla_attention import xla
 from tests.pallas_kernels.hlo_checks import compiled, makers
-from tests.pallas_kernels.mla_decode_cases import MlaDecodeContract, Shape, inputs, run
+from tests.pallas_kernels.mla_attention_cases import MlaAttentionContract, Shape, inputs, run
 
 
-class TestMlaDecodeXla(MlaDecodeContract):
-    op = staticmethod(xla.mla_decode)
+class TestMlaAttentionXla(MlaAttentionContract):
+    op = staticmethod(xla.mla_attention)
 
     @pytest.mark.parametrize("kv_dtype", [jnp.float32, jnp.uint16])
     def test_pools_are_neither_copied_nor_converted(self, kv_dtype: jnp.dtype) -> None:
@@ -57,7 +57,7 @@ def test_absorbed_attention_equals_attention_on_expanded_keys_and_values() -> No
     pools = jax.jit(kv_write.kv_write)(*pools, *x, 4 + jnp.arange(C), k_scale_K=one, v_scale_K=one)
     q_latent_1Hr = jnp.asarray(np.einsum("hn,hrn->hr", q_nope_Hn, up_k_Hrn)[None], jnp.float32)
     batch = (jnp.asarray([[1, 2]]), jnp.asarray([0, 1]), jnp.asarray([C]))
-    op = jax.jit(functools.partial(xla.mla_decode, scale=scale))
+    op = jax.jit(functools.partial(xla.mla_attention, scale=scale))
     out_1Hr = op(q_latent_1Hr, jnp.asarray(q_rope_Hd[None], jnp.float32), *pools, *batch)
     got_Hv = np.einsum("hr,hrv->hv", np.asarray(out_1Hr)[0], up_v_Hrv)
     np.testing.assert_allclose(got_Hv, want_Hv, rtol=1e-5, atol=1e-5)
@@ -65,7 +65,7 @@ def test_absorbed_attention_equals_attention_on_expanded_keys_and_values() -> No
 
 def test_rows_do_not_depend_on_their_place() -> None:
     args, options = inputs(Shape(), ((2, 150), (1, 300), (5, 60), (1, 4)))
-    want = run(xla.mla_decode, args, options)[:2]
+    want = run(xla.mla_attention, args, options)[:2]
     q_latent, q_rope, latent, rope, table, start_Q, context_R = args
     moved = (
         *(jnp.roll(q, 3, axis=0) for q in (q_latent, q_rope)),
@@ -75,4 +75,4 @@ def test_rows_do_not_depend_on_their_place() -> None:
         jnp.concatenate([jnp.zeros(1, jnp.int32), 3 + start_Q[:-1]]),
         jnp.roll(context_R, 1).at[0].set(8),
     )
-    np.testing.assert_array_equal(run(xla.mla_decode, moved, options)[3:5], want)
+    np.testing.assert_array_equal(run(xla.mla_attention, moved, options)[3:5], want)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels.gpus import Generation
 from pallas_kernels.kernel_case import KernelCase, Limits, Work
 from pallas_kernels.kv_write.cases import generations_for
-from pallas_kernels.mla_decode import reference, triton, tuning, xla
+from pallas_kernels.mla_attention import reference, triton, tuning, xla
 
 r, d, SLOTS = 512, 64, 16
 
@@ -77,7 +77,7 @@ def _oracle(*arrays: jax.Array) -> jax.Array:
     tokens = q_latent_THr.shape[0] // table_RM.shape[0]
 
     def row(i: jax.Array) -> jax.Array:
-        return reference.mla_decode(
+        return reference.mla_attention(
             jax.lax.dynamic_slice_in_dim(q_latent_THr, i * tokens, tokens),
             jax.lax.dynamic_slice_in_dim(q_rope_THd, i * tokens, tokens),
             latent_NKSr,
@@ -96,16 +96,18 @@ def _case(shape: Shape) -> KernelCase:
     operand: Literal["bf16"] = "bf16"
 
     def build(generation: Generation, choice: Any | None) -> Callable[..., Any]:
-        return lambda *a: triton.mla_decode(*a[:7], **_keywords(a[7:]), generation=generation, choice=choice)
+        return lambda *a: triton.mla_attention(
+            *a[:7], **_keywords(a[7:]), generation=generation, choice=choice
+        )
 
     return KernelCase(
-        op="mla_decode",
+        op="mla_attention",
         name=f"{shape.model}-{shape.dtype}-b{shape.R}-t{shape.tokens}-c{shape.context}",
         backend="triton",
         generations=generations_for(shape.dtype),
         build=build,
         oracle=_oracle,
-        baseline=lambda *a: xla.mla_decode(*a[:7], **_keywords(a[7:])),
+        baseline=lambda *a: xla.mla_attention(*a[:7], **_keywords(a[7:])),
         inputs=lambda key: _inputs(shape, key),
         work=Work(
             bytes=slots * (r + d) * size + 2 * T * shape.H * (2 * r + d),

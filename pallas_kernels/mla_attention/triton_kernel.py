@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_kernels.mla_decode.tokens import Tokens
-from pallas_kernels.mla_decode.tuning import Choice
+from pallas_kernels.mla_attention.tokens import Tokens
+from pallas_kernels.mla_attention.tuning import Choice
 
 # Smaller than any score, and finite: a maximum that nothing has been compared to needs no special case.
 LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -31,6 +31,7 @@ class Inputs(NamedTuple):
     tokens: Tokens
     latent_scale_K: Ref | None
     rope_scale_K: Ref | None
+    ancestors_TU: Ref | None
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,13 @@ class State(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """Scalars of a program: chunks ``first`` to ``end`` of a row are added, of which slots below ``length`` count."""
+    """Scalars of a program: chunks ``first`` to ``end`` of a row are added, of which slots below ``length`` count: all
+    below ``solid``, the others by the tree mask of the token."""
 
+    token: jax.Array
     row: jax.Array
     length: jax.Array
+    solid: jax.Array
     first: jax.Array
     end: jax.Array
 
@@ -108,7 +112,8 @@ def _share(ins: Inputs, token: jax.Array, split: jax.Array, spec: Spec) -> _Shar
     chunks = pl.cdiv(length, slots)
     size = jnp.maximum(pl.cdiv(chunks, spec.choice.splits), max(1, LEAST_SHARE // slots))
     first = jnp.minimum(split * size, chunks)
-    return _Share(ins.tokens.row_T[token], length, first, jnp.minimum(first + size, chunks))
+    end = jnp.minimum(first + size, chunks)
+    return _Share(token, ins.tokens.row_T[token], length, ins.tokens.solid_T[token], first, end)
 
 
 def _attend(ins: Inputs, token: jax.Array, head_B: jax.Array, share: _Share, spec: Spec) -> State:
@@ -147,7 +152,7 @@ def _step(
     """
     N, _, S, _ = ins.latent_NKSr.shape
     slot_C = chunk * slots + jnp.arange(slots)
-    owned_C = slot_C < share.length
+    seen_C = slot_C < share.length if ins.ancestors_TU is None else _seen(ins.ancestors_TU, slot_C, share)
     slot_C = jnp.minimum(slot_C, share.length - 1)
     block_C = jnp.clip(plgpu.load(ins.block_table_RM.at[share.row, slot_C // S]), 0, N - 1)
     compute = queries[0].dtype
@@ -156,12 +161,22 @@ def _step(
     )
     s_BC = _dot(queries[0], latent_Cr, transpose=True) * factors[0]
     s_BC = s_BC + _dot(queries[1], rope_Cd, transpose=True) * factors[1]
-    s_BC = jnp.where(owned_C[None, :], s_BC, -jnp.inf)
+    s_BC = jnp.where(seen_C[None, :], s_BC, -jnp.inf)
     top_B = jnp.maximum(state.top_B, jnp.max(s_BC, axis=1))
     p_BC = jnp.exp2(s_BC - top_B[:, None])
     keep_B = jnp.exp2(state.top_B - top_B)
     out_Br = state.out_Br * keep_B[:, None] + _dot(p_BC.astype(compute), latent_Cr, transpose=False)
     return State(top_B, state.sum_B * keep_B + jnp.sum(p_BC, axis=1), out_Br)
+
+
+def _seen(ancestors_TU: Ref, slot_C: jax.Array, share: _Share) -> jax.Array:
+    """Which slots a token sees that may be one of a tree."""
+    words = ancestors_TU.shape[1]
+    node_C = slot_C - share.solid
+    in_tree_C = (node_C >= 0) & (slot_C < share.length) & (node_C < 32 * words)
+    word_C = jnp.clip(jnp.right_shift(node_C, 5), 0, words - 1)
+    bits_C = plgpu.load(ancestors_TU.at[share.token, word_C], mask=in_tree_C, other=0)
+    return (node_C < 0) | (jnp.right_shift(bits_C, node_C & 31) & 1 == 1)
 
 
 def _lanes(shape: tuple[int, int], row_B: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,12 +1,13 @@
-"""Decode of multi-head latent attention over a paged latent cache: the semantics, in plain jnp and float32."""
+"""Multi-head latent attention over a paged latent cache: the semantics, in plain jnp and float32."""
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.kv_storage import as_values
+from pallas_kernels.ragged_paged_attention.reference import seen_in_tree
 
 
-def mla_decode(
+def mla_attention(
     q_latent_THr: jax.Array,
     q_rope_THd: jax.Array,
     latent_NKSr: jax.Array,
@@ -18,6 +19,7 @@ def mla_decode(
     scale: float,
     latent_scale_K: jax.Array | None = None,
     rope_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention of all heads over one shared latent per token (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
@@ -38,6 +40,7 @@ def mla_decode(
         context_len_R: int32; 0 for a padded row.
         scale: factor of the scores.
         latent_scale_K, rope_scale_K: float32 [1]: factors of quantized pools (value = stored * scale).
+        ancestors_TU: int32 tree masks of drafts, as in ``ragged_paged_attention``.
 
     Returns:
         [T, H, r] in the dtype of the queries. Tokens past ``query_start[R]`` are 0. Nothing in a slot that a sequence
@@ -49,7 +52,13 @@ def mla_decode(
     token = jnp.arange(T)
     row_T = jnp.clip(jnp.searchsorted(query_start_Q, token, side="right") - 1, 0, R - 1)
     position_T = context_len_R[row_T] - query_start_Q[row_T + 1] + token
-    seen_TC = (jnp.arange(M * S) <= position_T[:, None]) & (token < query_start_Q[R])[:, None]
+    c = jnp.arange(M * S)
+    seen_TC = c <= position_T[:, None]
+    if ancestors_TU is not None:
+        prefix_T = position_T - (token - query_start_Q[row_T])
+        tree_TC = seen_in_tree(ancestors_TU, prefix_T, c, None)
+        seen_TC = jnp.where((ancestors_TU != 0).any(-1)[:, None], tree_TC, seen_TC)
+    seen_TC &= (token < query_start_Q[R])[:, None]
     table_RM = jnp.clip(block_table_RM, 0, N - 1)
 
     def read(pool_NKSe: jax.Array, scale_K: jax.Array | None) -> jax.Array:

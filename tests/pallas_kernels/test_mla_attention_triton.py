@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from pallas_kernels.gpus import Generation
-from pallas_kernels.mla_decode import cases, reference, triton, tuning
-from tests.pallas_kernels.mla_decode_cases import MlaDecodeContract, Shape, inputs, run
+from pallas_kernels.mla_attention import cases, reference, triton, tuning
+from tests.pallas_kernels.mla_attention_cases import MlaAttentionContract, Shape, inputs, run
 
 WHOLE = tuning.Choice(heads=4, slots=32, splits=1, num_warps=1, num_stages=1)
 SHARES = tuning.Choice(heads=2, slots=16, splits=4, num_warps=1, num_stages=1)
 
 
 def _op(choice: tuning.Choice | None) -> functools.partial:
-    return functools.partial(triton.mla_decode, choice=choice, interpret=True)
+    return functools.partial(triton.mla_attention, choice=choice, interpret=True)
 
 
-class TestMlaDecodeTriton(MlaDecodeContract):
+class TestMlaAttentionTriton(MlaAttentionContract):
     """The context in shares that are merged; heads in several tiles, some of them partly filled."""
 
     op = staticmethod(_op(SHARES))
@@ -28,14 +28,14 @@ class TestMlaDecodeTriton(MlaDecodeContract):
 
 
 @pytest.mark.slow
-class TestMlaDecodeTritonWhole(MlaDecodeContract):
+class TestMlaAttentionTritonWhole(MlaAttentionContract):
     op = staticmethod(_op(WHOLE))
     typed_pools_only = True
 
 
 def test_one_program_for_the_whole_context() -> None:
     args, options = inputs(Shape(), ((1, 480), (2, 33), (5, 9), (1, 1)))
-    got, want = run(_op(WHOLE), args, options), run(reference.mla_decode, args, options)
+    got, want = run(_op(WHOLE), args, options), run(reference.mla_attention, args, options)
     np.testing.assert_allclose(got, want, rtol=3e-5, atol=3e-5)
 
 
@@ -43,7 +43,7 @@ def test_one_program_for_the_whole_context() -> None:
 def test_the_rule_of_the_table_serves_many_heads() -> None:
     shape = Shape(R=2, T=2, H=20, r=64, d=16, kv_dtype=jnp.bfloat16, q_dtype=jnp.bfloat16)
     args, options = inputs(shape, ((1, 30), (1, 48)))
-    got, want = run(_op(None), args, options), run(reference.mla_decode, args, options)
+    got, want = run(_op(None), args, options), run(reference.mla_attention, args, options)
     np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-2)
 
 

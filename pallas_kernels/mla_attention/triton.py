@@ -1,4 +1,4 @@
-"""Decode of multi-head latent attention in Pallas-Triton: tiles of heads over a share of the context each.
+"""Multi-head latent attention in Pallas-Triton: tiles of heads over a share of the context each.
 
 All heads read the same latents, which serve as keys and as values: a program loads a chunk once and uses it in both
 products. With 16 heads the kernel is bound by bandwidth, with 128 heads as much by arithmetic (about 240 operations
@@ -13,9 +13,9 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.gpus import Generation
 from pallas_kernels.kv_write.triton_convert import check_pool, check_values
-from pallas_kernels.mla_decode.tokens import tokens_of
-from pallas_kernels.mla_decode.triton_kernel import Inputs, Spec, attend, attend_share, merge
-from pallas_kernels.mla_decode.tuning import Choice, choose
+from pallas_kernels.mla_attention.tokens import tokens_of
+from pallas_kernels.mla_attention.triton_kernel import Inputs, Spec, attend, attend_share, merge
+from pallas_kernels.mla_attention.tuning import Choice, choose
 from pallas_kernels.triton_call import triton_call
 
 
@@ -31,6 +31,7 @@ def supports(
     scale: float,
     latent_scale_K: jax.Array | None = None,
     rope_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
     generation: Generation = "hopper",
 ) -> tuple[bool, str]:
     """Whether this backend can serve the arguments, and why not."""
@@ -58,7 +59,7 @@ def supports(
     return True, ""
 
 
-def mla_decode(
+def mla_attention(
     q_latent_THr: jax.Array,
     q_rope_THd: jax.Array,
     latent_NKSr: jax.Array,
@@ -70,21 +71,31 @@ def mla_decode(
     scale: float,
     latent_scale_K: jax.Array | None = None,
     rope_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
     generation: Generation = "hopper",
     choice: Choice | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """See ``reference.mla_decode``.
+    """See ``reference.mla_attention``.
 
-    Every token reads its context by itself; a row with several tokens, drafts to verify, shares it in the L2 cache.
+    Every token reads its context by itself; a row with several tokens shares it in the L2 cache. That is right for
+    decodes and drafts to verify; a long prefill chunk computes with full keys and values in less operations.
     """
     T, H, r = q_latent_THr.shape
     if choice is None:
         names = jnp.dtype(q_latent_THr.dtype).name, jnp.dtype(latent_NKSr.dtype).name
         choice = choose(generation, H, r, *names, T)
-    tokens = tokens_of(T, query_start_Q, context_len_R)
+    tokens = tokens_of(T, query_start_Q, context_len_R, ancestors_TU)
     inputs = Inputs(
-        q_latent_THr, q_rope_THd, latent_NKSr, rope_NKSd, block_table_RM, tokens, latent_scale_K, rope_scale_K
+        q_latent_THr,
+        q_rope_THd,
+        latent_NKSr,
+        rope_NKSd,
+        block_table_RM,
+        tokens,
+        latent_scale_K,
+        rope_scale_K,
+        ancestors_TU,
     )
     spec = Spec(choice=choice, scale=scale)
     # Tiles of the heads of a token are neighbours in the grid, and share its latents in the L2 cache.
@@ -97,14 +108,14 @@ def mla_decode(
     )
     out_THr = jax.ShapeDtypeStruct((T, H, r), q_latent_THr.dtype)
     if choice.splits == 1:
-        return call(partial(attend, spec=spec), out_shape=out_THr, name="mla_decode")(inputs)
+        return call(partial(attend, spec=spec), out_shape=out_THr, name="mla_attention")(inputs)
     shares = [jax.ShapeDtypeStruct((choice.splits, T, H, *last), jnp.float32) for last in ((r,), (), ())]
-    parts = call(partial(attend_share, spec=spec), out_shape=shares, name="mla_decode")(inputs)
+    parts = call(partial(attend_share, spec=spec), out_shape=shares, name="mla_attention")(inputs)
     join = triton_call(
         partial(merge, splits=choice.splits),
         grid=(T * H,),
         out_shape=out_THr,
-        name="mla_decode_merge",
+        name="mla_attention_merge",
         num_warps=1,
         num_stages=1,
         interpret=interpret,

@@ -1,4 +1,4 @@
-"""The contract of the latent attention: every backend's test class inherits ``MlaDecodeContract``."""
+"""The contract of the latent attention: every backend's test class inherits ``MlaAttentionContract``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.kv_storage import as_stored, value_dtype
-from pallas_kernels.mla_decode.reference import mla_decode as reference
+from pallas_kernels.mla_attention.reference import mla_attention as reference
 from tests.pallas_kernels.compiled import options_for
 from tests.pallas_kernels.kv_write_cases import POOL_DTYPES
 from tests.pallas_kernels.picking import Picks, picked_shapes
@@ -45,6 +45,9 @@ SHAPES = (
     Shape(kv_dtype=jnp.uint16),
     Shape(kv_dtype=jnp.uint8),
 )
+
+
+TREES = Shape(R=5, T=14)
 
 
 @st.composite
@@ -135,7 +138,7 @@ def solo(args: tuple[jax.Array, ...], row: int) -> tuple[jax.Array, ...]:
     return *q, latent, rope, jnp.roll(table, -row, axis=0), start, context
 
 
-class MlaDecodeContract:
+class MlaAttentionContract:
     """Tests of one backend; ``op`` is what is tested."""
 
     op: staticmethod
@@ -180,6 +183,18 @@ class MlaDecodeContract:
         for row, (tokens, _) in enumerate(rows):
             want = run(self.op, solo(clean, row), options)[:tokens]
             np.testing.assert_array_equal(got[start_Q[row] : start_Q[row + 1]], want)
+
+    def test_trees_of_drafts(self) -> None:
+        """Trees of 5 and 4 drafts between a decode, a chunk and padding, over several chunks of the context."""
+        args, options = inputs(TREES, ((5, 301), (1, 130), (4, 257), (2, 9)))
+        masks_TU = np.zeros((TREES.T, 2), np.int32)
+        masks_TU[:5, 0] = [0b1, 0b11, 0b101, 0b1011, 0b10101]
+        masks_TU[6:10, 0] = [0b1, 0b11, 0b111, 0b1001]
+        options["ancestors_TU"] = jnp.asarray(masks_TU)
+        want, got = run(reference, args, options), run(self.op, args, options)
+        np.testing.assert_allclose(got, want, rtol=3e-5, atol=3e-5)
+        del options["ancestors_TU"]
+        assert np.abs(want - run(reference, args, options)).max() > 1e-3, "the masks make no difference"
 
     def test_no_rows(self) -> None:
         args, options = inputs(Shape(), ())
