@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxinfer.checkpoints.errors import CheckpointError
+from jaxinfer.checkpoints.fp8_blocks import BlockScaledSource, fp8_block_size
 from jaxinfer.checkpoints.gguf_config import gguf_config
 from jaxinfer.checkpoints.gguf_metadata import GGUFHeader, read_gguf_header
 from jaxinfer.checkpoints.gguf_source import GGUFSource, split_files
@@ -110,6 +111,9 @@ def _only_gguf(directory: Path) -> Path:
 
 def _open_directory(path: Path, kind: Literal["safetensors", "orbax"], source: TensorSource) -> ModelFiles:
     config = read_json(path / "config.json")
+    block = fp8_block_size(config) if kind == "safetensors" else None
+    if block is not None:
+        source = BlockScaledSource(source, block)
     generation_path = path / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     return ModelFiles(path, kind, _with_end_tokens(config, generation, path), source, generation, path)

@@ -16,7 +16,7 @@ D, F, E = 16, 12, 5
 
 def layer(experts_per_token: int, norm_topk: bool) -> SparseMLP:
     moe = MoEConfig(E, experts_per_token, F, norm_topk, (True,))
-    module = SparseMLP(moe, D, "silu", ops=OPS, param_dtype=jnp.dtype(jnp.float32))
+    module = SparseMLP(moe, D, "silu", bias=False, ops=OPS, param_dtype=jnp.dtype(jnp.float32))
     rng = np.random.default_rng(0)
     module.router.weight[...] = jnp.asarray(rng.normal(size=(E, D)), jnp.float32)
     module.experts.gate_up[...] = jnp.asarray(rng.normal(size=(E, 2 * F, D)) / 4, jnp.float32)

@@ -235,7 +235,7 @@ def tiny_model(windows: Windows = FULL, seed: int = 0) -> TinyModel:
         layers_per_segment=1,
     )
     rng = np.random.default_rng(seed)
-    params = {path: jnp.asarray(_random(rng, path, shape.shape)) for path, shape in parts.shapes.items()}
+    params = {path: jnp.asarray(random_param(rng, path, shape.shape)) for path, shape in parts.shapes.items()}
     return TinyModel(config, ops, parts, params)
 
 
@@ -251,7 +251,8 @@ def prompt_ids(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(1000 + seed).integers(3, 256, length).tolist()
 
 
-def _random(rng: np.random.Generator, path: str, shape: Iterable[int]) -> np.ndarray:
+def random_param(rng: np.random.Generator, path: str, shape: Iterable[int]) -> np.ndarray:
+    """Weights that keep activations near 1, by the kind of parameter."""
     shape = tuple(shape)
     if len(shape) == 1:
         return (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
