@@ -70,10 +70,11 @@ class LatentAttention(nnx.Module):
 
         queries = H * (latent.plain_dim + latent.rope_dim)
         rank = latent.query_rank
-        self.query_down = None if rank is None else linear(D, rank, (None, "embed"), bias)
+        # The latent of the queries, if there is one, that of keys and values, and the key that is rotated.
+        self.down_widths = (rank or 0, latent.rank, latent.rope_dim)
+        self.down = linear(D, sum(self.down_widths), (None, "embed"), bias)
         self.query_norm = None if rank is None else RMSNorm(rank, NORM_EPS, 0.0, None)
         self.query = linear(rank or D, queries, ("heads", "embed" if rank is None else None), False)
-        self.down = linear(D, latent.rank + latent.rope_dim, (None, "embed"), bias)
         self.norm = RMSNorm(latent.rank, NORM_EPS, 0.0, None)
         self.key_up = HeadProjection(H, latent.plain_dim, latent.rank, param_dtype)
         self.value_up = HeadProjection(H, latent.value_dim, latent.rank, param_dtype)
@@ -84,9 +85,11 @@ class LatentAttention(nnx.Module):
     ) -> tuple[jax.Array, LayerKV]:
         """Output ``[T, D]`` and the cache of this layer with the latents and rotated keys of the step."""
         latent, T = self.latent, x_TD.shape[0]
-        q_THh = self._queries(x_TD).reshape(T, self.num_heads, latent.plain_dim + latent.rope_dim)
+        query_rank, rank, _ = self.down_widths
+        query_TI, latent_Tr, key_Td = jnp.split(self.down(x_TD), (query_rank, query_rank + rank), axis=-1)
+        q_TI = self.query(x_TD if self.query_norm is None else self.query_norm(query_TI))
+        q_THh = q_TI.reshape(T, self.num_heads, latent.plain_dim + latent.rope_dim)
         q_plain_THm, q_rope_THd = jnp.split(q_THh, (latent.plain_dim,), axis=-1)
-        latent_Tr, key_Td = jnp.split(self.down(x_TD), (latent.rank,), axis=-1)
         latent_pool, rope_pool = self.ops.kv_write(
             kv.k_NKSh,
             kv.v_NKSh,
@@ -114,8 +117,3 @@ class LatentAttention(nnx.Module):
         return self.output(out_THm.reshape(T, -1)), LayerKV(
             latent_pool, rope_pool, kv.k_scale_K, kv.v_scale_K
         )
-
-    def _queries(self, x_TD: jax.Array) -> jax.Array:
-        if self.query_down is None or self.query_norm is None:
-            return self.query(x_TD)
-        return self.query(self.query_norm(self.query_down(x_TD)))

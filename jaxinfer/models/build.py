@@ -53,7 +53,7 @@ def abstract_model(
 def logical_axes(config: TransformerConfig, ops: Ops, dtype: jnp.dtype) -> dict[str, tuple[str | None, ...]]:
     """Logical axis names of each parameter, by path.
 
-    "vocab", "embed", "heads" (H * h), "mlp" and "experts" are what they say; "qkv" is the concatenation of
+    "vocab", "embed", "heads" (H times a width), "mlp" and "experts" are what they say; "qkv" is the concatenation of
     H * h, K * h and K * h ("heads" and twice "kv_heads"), and "gate_up" of two "mlp". None is never sharded.
     """
     _, flat = _abstract(config, ops, dtype, None, None)

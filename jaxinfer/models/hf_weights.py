@@ -68,23 +68,23 @@ def _attention_weights(config: TransformerConfig, hf: str) -> dict[str, Source]:
 
 def _latent_weights(config: TransformerConfig, latent: LatentConfig, hf: str) -> dict[str, Source]:
     per_head = latent.plain_dim + latent.value_dim
+    down: tuple[str, ...] = (f"{hf}kv_a_proj_with_mqa",)
+    if latent.query_rank is not None:
+        down = (f"{hf}q_a_proj", *down)
     weights = {
-        "down.weight": tensor(f"{hf}kv_a_proj_with_mqa.weight"),
+        "down.weight": concat(*(f"{name}.weight" for name in down)),
         "norm.weight": tensor(f"{hf}kv_a_layernorm.weight"),
         "key_up.weight": tensor(f"{hf}kv_b_proj.weight", rows=Rows(per_head, 0, latent.plain_dim)),
         "value_up.weight": tensor(f"{hf}kv_b_proj.weight", rows=Rows(per_head, latent.plain_dim, per_head)),
         "output.weight": tensor(f"{hf}o_proj.weight"),
     }
     if config.qkv_bias:
-        weights["down.bias"] = tensor(f"{hf}kv_a_proj_with_mqa.bias")
+        weights["down.bias"] = concat(*(f"{name}.bias" for name in down))
     if config.output_bias:
         weights["output.bias"] = tensor(f"{hf}o_proj.bias")
     if latent.query_rank is None:
         return weights | {"query.weight": tensor(f"{hf}q_proj.weight")}
-    if config.qkv_bias:
-        weights["query_down.bias"] = tensor(f"{hf}q_a_proj.bias")
     return weights | {
-        "query_down.weight": tensor(f"{hf}q_a_proj.weight"),
         "query_norm.weight": tensor(f"{hf}q_a_layernorm.weight"),
         "query.weight": tensor(f"{hf}q_b_proj.weight"),
     }

@@ -8,8 +8,8 @@ from tests.models.tiny_checkpoints import CASES, SERVED_LENGTH, prompt, save
 from tests.support.kernels import kernels
 
 NEW_TOKENS = 10
-WITH_KERNELS = ("qwen3_moe", "gemma2")
-"""Enough for the options of the kernels: windows, soft caps, odd head widths, norms of heads, experts."""
+WITH_KERNELS = ("qwen3_moe", "gemma2", "deepseek_v3")
+"""Enough for the options of the kernels: windows, soft caps, odd head widths, norms of heads, experts, latents."""
 
 
 def _greedy(model: torch.nn.Module, tokens: tuple[int, ...]) -> list[int]:
