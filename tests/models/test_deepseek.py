@@ -1,8 +1,10 @@
 """DeepSeek-V2 and V3: routing against ``transformers``, published sizes, and what is refused."""
 
 import math
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,12 +14,15 @@ from transformers import DeepseekV2Config, DeepseekV3Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
-from jaxinfer.kv_cache.allocate import bytes_per_block
+from jaxinfer.batch.forward_batch import ForwardBatch
+from jaxinfer.kv_cache.allocate import allocate, bytes_per_block
 from jaxinfer.kv_cache.layout import LayerKVSpec, group_layers
 from jaxinfer.layers.moe import SparseMLP
 from jaxinfer.models.build import abstract_model
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import parse_config
+from jaxinfer.models.segments import run_segment, segmented_model
+from pallas_kernels.select import select_ops
 
 YARN = {
     "type": "yarn",
@@ -125,6 +130,29 @@ def test_the_softmax_scale_has_the_factor_of_yarn():
     config = parse_config(V3)
     assert config.query_scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
     assert parse_config({**V3, "rope_scaling": None}).query_scale == 192**-0.5
+
+
+@pytest.mark.parametrize("hf", [LITE, V3], ids=["v2-lite", "v3"])
+def test_every_op_has_a_kernel_on_gpus(hf):
+    """A dense and a sparse layer are traced with the ops of a GPU, where a fallback is an error."""
+    config = parse_config({**hf, "num_hidden_layers": 2, "first_k_dense_replace": 1})
+    ops = select_ops("triton", "gpu", strict=True, generation="hopper")
+    dtype = jnp.dtype(jnp.bfloat16)
+    model = segmented_model(config, ops, dtype, param_dtype=dtype, max_model_len=4096, layers_per_segment=2)
+    T, R, M = 8, 4, 256
+
+    def int32(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    batch = ForwardBatch(int32(T), int32(T), int32(R + 1), int32(R), (int32(R, M),), (int32(T),), int32(T, 1))
+    cache = jax.eval_shape(lambda: allocate(kv_specs(config), (0, 0), (100,), 16, dtype, {}))
+    x_TD, ropes = jax.eval_shape(model.embed, model.structs(model.embed_paths), batch)
+    (segment,) = model.segments
+    out_TD, new_cache = jax.eval_shape(
+        partial(run_segment, segment.kind), model.structs(segment.paths), cache, x_TD, ropes, batch
+    )
+    assert out_TD == x_TD
+    assert new_cache == cache
 
 
 ROUTERS = {
