@@ -11,6 +11,9 @@ NEW_TOKENS = 10
 WITH_KERNELS = ("qwen3_moe", "gemma2", "deepseek_v3")
 """Enough for the options of the kernels: windows, soft caps, odd head widths, norms of heads, experts, latents."""
 
+SLOW = ("deepseek_v2",)
+"""Differs from ``deepseek_v3`` in what the tests of the model alone cover."""
+
 
 def _greedy(model: torch.nn.Module, tokens: tuple[int, ...]) -> list[int]:
     with torch.no_grad():
@@ -34,6 +37,7 @@ def _greedy(model: torch.nn.Module, tokens: tuple[int, ...]) -> list[int]:
             marks=[
                 pytest.mark.feature(CASES[case][0], "greedy"),
                 *([pytest.mark.kernels] if case in WITH_KERNELS else []),
+                *([pytest.mark.slow] if case in SLOW else []),
             ],
         )
         for case in CASES
