@@ -132,7 +132,9 @@ class SpeculativeConfig(Scope):
             your own (called with this configuration; see ``jaxinfer.speculative.drafter.Drafter``); or the name of an
             entry point in the group ``jaxinfer.drafters``.
         model: reference of a smaller model with the same tokenizer, or of a Medusa, EAGLE or EAGLE-3 head.
-        trees: drafters may propose trees, which attention verifies under masks.
+        trees: drafters may propose trees, which attention verifies under masks; heads do.
+        tree_depth, tree_top_k: how an EAGLE head grows its trees: levels, and drafts that are expanded at each level,
+            which is also the number of guesses behind each. The best ``max_drafts`` of all of them are verified.
         max_drafts: most drafts of a sequence in a step.
         max_step_drafts: most drafts of all sequences in a step.
         adaptive: give drafts where they make more tokens per second, by step times that are measured at start-up and
@@ -151,6 +153,8 @@ class SpeculativeConfig(Scope):
     drafter: str = Field(default="none", min_length=1)
     model: str | None = Field(default=None, min_length=1)
     trees: bool = False
+    tree_depth: int = Field(default=5, ge=1, le=16)
+    tree_top_k: int = Field(default=4, ge=1, le=32)
     max_drafts: int = Field(default=8, ge=1, le=64)
     max_step_drafts: int = Field(default=64, ge=1)
     adaptive: bool = False
@@ -167,6 +171,14 @@ class SpeculativeConfig(Scope):
     def draft_limits(self) -> tuple[int, int]:
         """Most drafts of a sequence, and of all of them, in a step; 0 without speculation."""
         return (0, 0) if self.drafter == "none" else (self.max_drafts, self.max_step_drafts)
+
+    @property
+    def tree_nodes(self) -> int:
+        """Most drafts of a tree that attention sees at once; 0 without trees."""
+        if not self.trees or self.drafter == "none":
+            return 0
+        expanded = self.tree_depth * self.tree_top_k if self.drafter == "head" else 0
+        return max(self.max_drafts, expanded)
 
     @model_validator(mode="after")
     def _lengths_are_ordered(self) -> Self:
@@ -272,6 +284,17 @@ class EngineConfig(Scope):
     structured: StructuredConfig = StructuredConfig()
     speculative: SpeculativeConfig = SpeculativeConfig()
     server: ServerConfig = ServerConfig()
+
+    @model_validator(mode="after")
+    def _a_tree_fits_a_step(self) -> Self:
+        speculative, limit = self.speculative, self.scheduler.max_num_batched_tokens
+        needed = 1 + (speculative.tree_depth - 1) * speculative.tree_top_k
+        if speculative.trees and speculative.drafter == "head" and needed > limit:
+            raise ValueError(
+                f"speculative.tree_depth and tree_top_k: a tree that grows takes (depth - 1) * top_k + 1 = {needed} "
+                f"tokens in a step, but scheduler.max_num_batched_tokens is {limit}"
+            )
+        return self
 
     @classmethod
     def load(

@@ -51,7 +51,7 @@ class CompilePlan:
         num_groups: int,
         min_tokens: int = 1,
         draft_limits: tuple[int, int] = (0, 0),
-        draft_trees: bool = False,
+        tree_nodes: int = 0,
     ) -> "CompilePlan":
         """Buckets for a configuration.
 
@@ -59,7 +59,7 @@ class CompilePlan:
             min_tokens: smallest bucket; 2 for bfloat16 weights on a CPU, where a product with one row is
                 pathologically slow.
             draft_limits: most drafts of a sequence, and of all of them, in a step.
-            draft_trees: drafts may be trees.
+            tree_nodes: most drafts of a tree that attention sees at once; 0: drafts are chains.
         """
         max_drafts, max_step_drafts = draft_limits
         tokens = max(scheduler.max_num_batched_tokens, min_tokens)
@@ -73,8 +73,8 @@ class CompilePlan:
             num_groups=num_groups,
             block_size=block_size,
             max_drafts=max_drafts,
-            tree_words=-(-(1 + max_drafts) // 32) if draft_trees else 0,
-            moved_slots=max_step_drafts if draft_trees else 0,
+            tree_words=-(-(1 + tree_nodes) // 32) if tree_nodes else 0,
+            moved_slots=max_step_drafts if tree_nodes else 0,
         )
 
     def tokens(self, count: int) -> int:

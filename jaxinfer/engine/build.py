@@ -39,7 +39,7 @@ from jaxinfer.runner.protocol import Runner
 from jaxinfer.runner.timing import ProgramSeconds
 from jaxinfer.scheduler.scheduler import Scheduler
 from jaxinfer.speculative.build import find_drafter, make_speculation
-from jaxinfer.speculative.drafter import Drafter
+from jaxinfer.speculative.drafter import DeviceDrafter
 from jaxinfer.structured.compiler import GrammarCompiler
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.loading import load_text
@@ -156,7 +156,7 @@ def assemble(
     windows: tuple[int | None, ...],
     *,
     builder: BatchBuilder | None = None,
-    drafter: Drafter | None = None,
+    drafter: DeviceDrafter | None = None,
     tokenizer: Tokenizer | None,
     chat_template: ChatTemplate,
     vocab_size: int,
@@ -194,7 +194,7 @@ def assemble(
         max_model_len,
         programs,
         config.scheduler.overlap > 0,
-        drafter=drafter,
+        beside=drafter,
         reserve=scheduler.reserve,
     )
     core = EngineCore(

@@ -26,10 +26,12 @@ from jaxinfer.runner.block_copies import PoolCopies
 from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.speculative.draft_model import DraftModel
-from jaxinfer.speculative.head_drafter import HeadDrafter, LoadedHead
+from jaxinfer.speculative.head_drafter import HeadDrafter
+from jaxinfer.speculative.head_entries import LoadedHead
 from jaxinfer.speculative.heads.head import DraftHead
 from jaxinfer.speculative.heads.loading import HeadFiles, load_head, make_head, open_head
 from jaxinfer.speculative.heads.programs import HeadFunctions, HeadLeaves
+from jaxinfer.speculative.trees.dynamic import TreeShape
 from jaxinfer.tokenization.loading import load_text
 from jaxinfer.tokenization.tokenizer import Tokenizer
 
@@ -153,8 +155,12 @@ class HeadSetup:
         )
         if head.kv_specs and None not in target.windows:
             raise ValueError("speculative.model: an EAGLE head needs a target with a layer of full attention")
-        if config.speculative.trees and head.forward is not None:
-            raise ValueError("speculative.trees: EAGLE heads draft chains; trees are drafted by Medusa heads")
+        width, rows = config.speculative.tree_top_k, target.plan.row_buckets[-1]
+        if config.speculative.trees and head.forward is not None and width > min(rows, head.draft_vocab_size):
+            raise ValueError(
+                f"speculative.tree_top_k is {width}; at most the {rows} rows of scheduler.max_num_seqs and "
+                f"speculative.max_step_drafts together, and the {head.draft_vocab_size} tokens that the head drafts"
+            )
         return cls(files, head, 0)  # the group without a window is the first one
 
     @property
@@ -168,7 +174,7 @@ class HeadSetup:
         return load_head(self.head, self.files, lambda _, weight: jax.device_put(weight))
 
     def make(self, params: dict[str, Param], around: Surroundings) -> HeadDrafter:
-        target, programs = around.target, around.programs
+        target, programs, speculative = around.target, around.programs, around.config.speculative
         block_size = around.config.cache.block_size
         kv_cache = allocate(
             self.head.kv_specs, self.layers.groups, around.num_blocks, block_size, target.stored_dtype, {}
@@ -185,7 +191,7 @@ class HeadSetup:
             num_layers=target.model.num_layers,
             hidden_size=target.model.hidden_size,
             dtype=target.dtype,
-            trees=around.config.speculative.trees,
+            trees=TreeShape(speculative.tree_depth, speculative.tree_top_k) if speculative.trees else None,
         )
 
 

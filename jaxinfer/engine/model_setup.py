@@ -145,7 +145,7 @@ def set_up_model(
             len(windows),
             min_tokens=1 if dtype == jnp.float32 else 2,
             draft_limits=config.speculative.draft_limits,
-            draft_trees=config.speculative.trees,
+            tree_nodes=config.speculative.tree_nodes,
         ),
     )
 

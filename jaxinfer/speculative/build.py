@@ -10,7 +10,7 @@ from jaxinfer.config_values import ConfigError
 from jaxinfer.runner.timing import ProgramSeconds
 from jaxinfer.speculative.adaptive import AdaptiveDrafts
 from jaxinfer.speculative.costs import StepCosts
-from jaxinfer.speculative.drafter import Drafter
+from jaxinfer.speculative.drafter import DeviceDrafter, Drafter
 from jaxinfer.speculative.ngram import NgramDrafter
 from jaxinfer.speculative.speculation import Reserve, Speculation
 from jaxinfer.speculative.suffix import SuffixDrafter
@@ -43,7 +43,7 @@ def make_speculation(
     programs: ProgramSeconds | None = None,
     overlapped: bool = True,
     *,
-    drafter: Drafter | None = None,
+    beside: DeviceDrafter | None = None,
     reserve: Reserve | None = None,
 ) -> Speculation | None:
     """What gives drafts to running sequences; None without speculation.
@@ -51,17 +51,18 @@ def make_speculation(
     Args:
         programs: how long they take, for an adaptive number of drafts; None if that is not wanted.
         overlapped: whether steps without drafts are overlapped.
-        drafter: one that computes beside the target; absent: the one that the configuration names.
+        beside: a drafter that computes beside the target; absent: the one that the configuration names.
         reserve: see ``Speculation``; for such a drafter.
 
     Raises:
         ConfigError: the drafter cannot be found, or is a model, which needs an engine's device.
     """
+    drafter: Drafter | None = beside
     if drafter is None:
         factory = find_drafter(config.drafter)
         if factory is None:
             return None
-        drafter, reserve = factory(config), None
+        drafter = factory(config)
     adaptive = None
     if programs is not None:
         adaptive = AdaptiveDrafts(StepCosts(programs), overlapped, *config.draft_limits)
@@ -69,7 +70,8 @@ def make_speculation(
         drafter,
         *config.draft_limits,
         adaptive,
-        reserve=reserve,
+        reserve=None if beside is None else reserve,
+        slots=0 if beside is None else beside.slots,
         trees=config.trees,
         max_model_len=max_model_len,
     )

@@ -104,6 +104,10 @@ class DraftModel:
 
     # ---- Drafter
 
+    @property
+    def slots(self) -> int:
+        return 0
+
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
         limits = [min(job.limit, self._max_model_len - job.seq.num_tokens) for job in jobs]
         drafting = [(job.seq, limit) for job, limit in zip(jobs, limits) if limit > 0]

@@ -23,11 +23,13 @@ class DraftJob:
         seq: all its tokens are known; not to be changed.
         limit: most drafts that can be used, at least 1.
         depth: positions behind the newest token that can be used; chains end at ``limit``, which is not larger.
+        slots: places behind the newest token that have blocks, for drafters with K and V of their own.
     """
 
     seq: Seq
     limit: int
     depth: int
+    slots: int = 0
 
 
 class Drafter(Protocol):
@@ -42,4 +44,13 @@ class Drafter(Protocol):
 
     def forget(self, seq: Seq) -> None:
         """The sequence has ended; called for every sequence, also for those it never saw."""
+        ...
+
+
+class DeviceDrafter(Drafter, Protocol):
+    """A drafter that computes beside the target, with K and V of its own in the target's blocks."""
+
+    @property
+    def slots(self) -> int:
+        """Places behind the newest token that it can use, even if fewer drafts are wanted."""
         ...

@@ -11,40 +11,24 @@ import numpy as np
 from jaxinfer.batch.builder import BatchBuilder, StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.drafts import Drafts
-from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import SlotMove
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.request import Status
-from jaxinfer.runner.block_copies import PoolCopies, copy_blocks, move_slots
 from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.follower import TargetStep
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 from jaxinfer.speculative.drafter import DraftJob
-from jaxinfer.speculative.heads.head import DraftHead
-from jaxinfer.speculative.heads.programs import HeadFunctions, HeadLeaves, capture
+from jaxinfer.speculative.head_entries import Before, HeadEntries, LoadedHead
+from jaxinfer.speculative.head_trees import TreeDrafting
+from jaxinfer.speculative.heads.programs import capture
 from jaxinfer.speculative.trees.cartesian import CartesianTree, best_choices
-from jaxinfer.speculative.trees.dynamic import top
+from jaxinfer.speculative.trees.dynamic import TreeShape, top
 
 MEDUSA_RANKS = 8
 """Guesses of each Medusa head that a tree is made of."""
 
 _capture = jax.jit(capture, static_argnums=2, donate_argnums=0)
 _top = jax.jit(partial(top, count=MEDUSA_RANKS))
-
-
-@dataclass(frozen=True)
-class LoadedHead:
-    """A head with its weights and its part of the KV cache.
-
-    Attributes:
-        kv_cache: of its layers; empty for Medusa.
-    """
-
-    head: DraftHead
-    functions: HeadFunctions
-    leaves: HeadLeaves
-    kv_cache: KVCache
-    copies: PoolCopies
 
 
 @dataclass(frozen=True)
@@ -63,14 +47,14 @@ class HeadDrafter:
     drafts are computed from the head's own outputs first, and again from the target's features when it verifies them.
     The first token behind a prefix hit gets zeros for a feature, since the one before it was not computed.
 
-    EAGLE's drafts are drawn as ``DraftModel`` draws them. Medusa's are the best guesses of the heads, as a chain or as
-    the most probable tree.
+    EAGLE's chains are drawn as ``DraftModel`` draws them; its trees are EAGLE-2's (``TreeDrafting``). Medusa's drafts
+    are the best guesses of the heads, as a chain or as the most probable tree.
 
     Args:
         sampler: the target's; it knows the requests' parameters.
         num_layers, hidden_size: of the target.
         dtype: of the activations.
-        trees: Medusa drafts trees.
+        trees: how trees grow; None: drafts are chains.
     """
 
     def __init__(
@@ -83,15 +67,18 @@ class HeadDrafter:
         num_layers: int,
         hidden_size: int,
         dtype: jnp.dtype,
-        trees: bool,
+        trees: TreeShape | None,
     ) -> None:
         self._head, self._functions, self._leaves = loaded.head, loaded.functions, loaded.leaves
-        self._kv_cache, self._copies = loaded.kv_cache, loaded.copies
+        self._entries = HeadEntries(loaded, plan, hidden_size, dtype)
+        self._growth = None
+        if trees is not None and self._head.forward is not None:
+            self._growth = TreeDrafting(self._entries, plan, builder, trees)
         self._plan, self._builder, self._sampler = plan, builder, sampler
         self._num_layers, self._trees = num_layers, trees
         X, W = plan.token_buckets[-1], plan.max_num_seqs + 1
         self._captured_XF = jnp.zeros((X, len(self._head.feature_layers) * hidden_size), dtype)
-        self._x_XD, self._hidden_XD = jnp.zeros((X, hidden_size), dtype), jnp.zeros((X, hidden_size), dtype)
+        self._x_XD = jnp.zeros((X, hidden_size), dtype)
         self._zeros_XD = jnp.zeros((X, hidden_size), dtype)
         self._feature_WD, self._own_WD = (jnp.zeros((W, hidden_size), dtype) for _ in range(2))
         self._newest_W = jnp.zeros(W, jnp.int32)
@@ -109,8 +96,7 @@ class HeadDrafter:
         plan, T = step.plan, step.arrays.token_bucket
         self.capture(self._num_layers, step.hidden_XD)
         self._settle()
-        if plan.copies and self._kv_cache:
-            self._kv_cache = copy_blocks(self._copies, self._kv_cache, plan.copies, self._plan)
+        self._entries.copy(plan.copies)
         if plan.admitted:
             # Nothing is known before the first token that is computed: at its position the feature is zero.
             self._keep([(seq.slot, 0) for seq in plan.admitted], self._zeros_XD)
@@ -128,8 +114,7 @@ class HeadDrafter:
         self._keep(newest, self._x_XD)
 
     def move(self, moves: Sequence[SlotMove]) -> None:
-        if self._kv_cache:
-            self._kv_cache = move_slots(self._copies, self._kv_cache, moves, self._plan)
+        self._entries.move(moves)
 
     def warm_ups(self, builder: BatchBuilder) -> list[Callable[[], object]]:
         plan = self._plan
@@ -146,21 +131,31 @@ class HeadDrafter:
             if self._head.forward is None:
                 _top(self._functions.logits(self._leaves, self._feature_WD, index_P))
             else:
-                logits_PV = self._functions.logits(self._leaves, self._hidden_XD, index_P)
-                _, self._newest_W = self._sampler.warm_draw(bucket, logits_PV, self._newest_W)
+                _, self._newest_W = self._sampler.warm_draw(
+                    bucket, self._entries.logits(index_P), self._newest_W
+                )
 
         rows = [bucket for bucket in plan.row_buckets if bucket <= plan.rows(plan.max_num_seqs)]
         return [
             *(partial(follow, bucket) for bucket in plan.token_buckets),
             lambda: self._store([], self._zeros_XD),
-            *(partial(draw, bucket) for bucket in rows),
+            *(partial(draw, bucket) for bucket in ([] if self._growth else rows)),
+            *(self._growth.warm_ups(builder) if self._growth else ()),
         ]
 
     # ---- Drafter
 
+    @property
+    def slots(self) -> int:
+        return 0 if self._growth is None or self._trees is None else self._trees.expanded
+
     def propose(self, jobs: Sequence[DraftJob]) -> list[Drafts]:
         self._settle()
-        return self._at_once(jobs) if self._head.forward is None else self._one_by_one(jobs)
+        if self._head.forward is None:
+            return self._at_once(jobs)
+        if self._growth is not None:
+            return self._growth.propose(jobs, self._feature_WD)
+        return self._one_by_one(jobs)
 
     def forget(self, seq: Seq) -> None:
         """Features are kept by batch slot: whoever gets the slot starts anew."""
@@ -178,7 +173,7 @@ class HeadDrafter:
 
     def _product(self, job: DraftJob, token_KX: np.ndarray, probability_KX: np.ndarray) -> Drafts:
         depth = min(job.depth, len(token_KX))
-        if not self._trees:
+        if self._trees is None:
             return Drafts.chain(token_KX[: min(depth, job.limit), 0].tolist())
         return CartesianTree.make(best_choices(probability_KX[:depth], job.limit)).fill(token_KX)
 
@@ -190,10 +185,10 @@ class HeadDrafter:
             rows = [_row(job.seq, depth) for job in jobs if job.limit > depth]
             arrays = self._builder.build(StepPlan(tuple(rows), (), (), 0))
             self._compute(arrays, tuple(rows), self._newest_W, feature_WD, self._zeros_XD)
-            tokens_P, self._newest_W = self._sampler.draw(arrays, self._logits, self._newest_W)
+            tokens_P, self._newest_W = self._sampler.draw(arrays, self._entries.logits, self._newest_W)
             pairs = [(row.seq.slot, index) for index, row in enumerate(rows)]
             self._own_WD = feature_WD = self._functions.keep(
-                self._own_WD, self._hidden_XD, *self._padded(pairs)
+                self._own_WD, self._entries.hidden_XD, *self._padded(pairs)
             )
             steps.append(([row.seq for row in rows], tokens_P))
         drafts: dict[Seq, list[int]] = {job.seq: [] for job in jobs}
@@ -236,37 +231,15 @@ class HeadDrafter:
     def _compute(
         self,
         arrays: StepArrays,
-        rows: tuple[ScheduledRow, ...],
+        rows: Sequence[ScheduledRow],
         newest_W: jax.Array,
         feature_WD: jax.Array,
         x_XD: jax.Array,
     ) -> None:
         """Computes the entries of a batch."""
-        before_T = np.full(arrays.token_bucket, -1, np.int32)
-        slot_T = np.full(arrays.token_bucket, self._plan.max_num_seqs, np.int32)
-        first = 0
-        for row in rows:
-            plain = row.num_tokens - len(row.drafts)
-            stop = first + row.num_tokens
-            slot_T[first:stop] = row.seq.slot
-            before_T[first + 1 : first + plain] = np.arange(first, first + plain - 1)
-            before_T[first + plain : stop] = np.array(row.drafts.parents, np.int32) + first + plain
-            first = stop
-        self._kv_cache, self._hidden_XD = self._functions.entries(
-            self._kv_cache,
-            self._hidden_XD,
-            self._leaves,
-            feature_WD,
-            x_XD,
-            newest_W,
-            arrays.packed,
-            before_T,
-            slot_T,
-            arrays.token_bucket,
-        )
-
-    def _logits(self, index_P: np.ndarray) -> jax.Array:
-        return self._functions.logits(self._leaves, self._hidden_XD, index_P)
+        T = arrays.token_bucket
+        before = Before.of(rows, T, self._plan.max_num_seqs)
+        self._entries.compute(arrays.packed, T, before, newest_W, feature_WD, x_XD)
 
 
 def _row(seq: Seq, depth: int) -> ScheduledRow:

@@ -22,6 +22,7 @@ class Speculation:
         max_step_drafts: of all sequences in a step.
         adaptive: decides how many drafts pay; None: every sequence gets as many as it lately accepted, and a few more.
         reserve: for drafters that compute K and V of their own.
+        slots: see ``DeviceDrafter``.
         trees: drafts may be trees; then every sequence gets as many as fit.
         max_model_len: slots of a sequence; each draft of a tree needs one.
     """
@@ -34,6 +35,7 @@ class Speculation:
         adaptive: AdaptiveDrafts | None = None,
         *,
         reserve: Reserve | None = None,
+        slots: int = 0,
         trees: bool = False,
         max_model_len: int = sys.maxsize,
     ) -> None:
@@ -44,6 +46,7 @@ class Speculation:
         self._lengths = DraftLengths(max_drafts)
         self._adaptive = adaptive
         self._reserve = reserve
+        self._slots = slots
         self._trees = trees
         self._max_model_len = max_model_len
 
@@ -66,7 +69,7 @@ class Speculation:
                 limits[seq] = limit
         if self._adaptive is not None and limits:
             limits = dict(zip(limits, self._adaptive.limits(list(limits), list(limits.values()))))
-        jobs = [DraftJob(seq, limit, self._depth(seq)) for seq, limit in self._with_blocks(limits).items()]
+        jobs = self._jobs(limits)
         proposals = self._drafter.propose(jobs) if jobs else []
         offered = [self._cut(drafts, job) for job, drafts in zip(jobs, proposals, strict=True)]
         for job, drafts, count in zip(jobs, offered, self._counts(jobs, [len(drafts) for drafts in offered])):
@@ -106,18 +109,21 @@ class Speculation:
         """Positions behind the newest token that can be drafted."""
         return seq.max_tokens - len(seq.output_token_ids) - seq.num_in_flight - 1
 
-    def _with_blocks(self, limits: dict[Sequence, int]) -> dict[Sequence, int]:
-        """Drafts that have blocks before they are made; without ``reserve`` they get them with the step."""
+    def _jobs(self, limits: dict[Sequence, int]) -> list[DraftJob]:
+        """With ``reserve``, drafts have blocks before they are made; without, they get them with the step."""
         if self._reserve is None:
-            return limits
-        held = {}
+            return [DraftJob(seq, limit, self._depth(seq)) for seq, limit in limits.items()]
+        jobs = []
         left = self._max_step_drafts
         for seq, limit in limits.items():
-            wanted = min(limit, left)
-            if wanted and (room := self._reserve(seq, seq.num_tokens + wanted) - seq.num_tokens) > 0:
-                held[seq] = room
-                left -= room
-        return held
+            if not (wanted := min(limit, left)):
+                break
+            most = min(seq.num_tokens + max(wanted, self._slots), self._max_model_len)
+            room = self._reserve(seq, most) - seq.num_tokens
+            if room > 0:
+                jobs.append(DraftJob(seq, min(wanted, room), self._depth(seq), room))
+                left -= jobs[-1].limit
+        return jobs
 
     def _cut(self, proposal: Drafts | tuple[int, ...], job: DraftJob) -> Drafts:
         drafts = proposal if isinstance(proposal, Drafts) else Drafts.chain(proposal)

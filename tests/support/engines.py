@@ -76,7 +76,7 @@ def build(
         settings.cache.block_size,
         len(windows),
         draft_limits=drafts,
-        draft_trees=settings.speculative.trees,
+        tree_nodes=settings.speculative.tree_nodes,
     )
     if shared_sampler:
         assert settings.scheduler.max_num_seqs <= SLOTS

@@ -143,7 +143,7 @@ class TinyModel:
             settings.cache.block_size,
             len(windows),
             draft_limits=drafts,
-            draft_trees=settings.speculative.trees,
+            tree_nodes=settings.speculative.tree_nodes,
         )
         if not all_buckets:
             assert plan.max_num_seqs <= MAX_SEQS

@@ -4,14 +4,13 @@ Depth by depth the most probable drafts are expanded, where the probability of a
 under the draft head. At the end the most probable of *all* candidates are kept, expanded or not. A path is never more
 probable than its beginning, so what is kept is a tree.
 
-All functions are pure, work on R sequences at once, and have static shapes, so a draft loop can be one program:
+All functions are pure, work on R sequences at once, and have one shape for all levels:
 
-    candidates = start(*top(logits of the root))
-    for each further depth:
-        index_RB = frontier(candidates, B, of=number of candidates of the last depth)
-        ... run the head on the candidates index_RB ...
-        candidates = grow(candidates, index_RB, *top(logits_RBV))
-    tree = rerank(candidates, N)
+    growing = nothing_grown(R, shape, U)
+    for level in range(shape.depth):
+        ... run the head on the drafts that the level before chose (at level 0: on the newest tokens) ...
+        growing = grow(growing, *top(logits_RBV, shape.width), level)
+    tree = rerank(growing.candidates, N)
 """
 
 from dataclasses import dataclass
@@ -24,6 +23,29 @@ from jax.tree_util import register_dataclass
 from jaxinfer.drafts import ROOT, Drafts
 
 NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """How a tree grows.
+
+    Attributes:
+        depth: levels; the drafts of the last one are not expanded.
+        width: B, drafts that are expanded at each level, and the guesses behind each of them.
+    """
+
+    depth: int
+    width: int
+
+    @property
+    def expanded(self) -> int:
+        """Drafts that the head runs on."""
+        return (self.depth - 1) * self.width
+
+    @property
+    def candidates(self) -> int:
+        """C."""
+        return self.depth * self.width**2
 
 
 @register_dataclass
@@ -44,6 +66,26 @@ class Candidates:
 
 @register_dataclass
 @dataclass(frozen=True)
+class Growing:
+    """Trees that grow. The drafts that are expanded are *nodes*, numbered from 0 on, ``width`` of each level.
+
+    Attributes:
+        frontier_RB: int32, the candidates that are nodes of the last level; ``ROOT`` before the first one.
+        token_RN: int32, token of each node; what lies behind the last level may be anything.
+        parent_RN: int32, node before each node, or ``ROOT``.
+        words_RNU: int32, tree mask of each node: it sees the newest token (bit 0), the nodes before it and itself
+            (node n is bit n + 1).
+    """
+
+    candidates: Candidates
+    frontier_RB: jax.Array
+    token_RN: jax.Array
+    parent_RN: jax.Array
+    words_RNU: jax.Array
+
+
+@register_dataclass
+@dataclass(frozen=True)
 class Reranked:
     """The N best candidates of each sequence, parents before children.
 
@@ -58,55 +100,81 @@ class Reranked:
     count_R: jax.Array
 
 
-def top(logits_XV: jax.Array, count: int, vocab_map: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-    """The most probable tokens of a law, int32, and their log-probabilities, float32, both ``[..., count]``.
-
-    Args:
-        logits_XV: ``[..., V]``.
-        vocab_map: as ``DraftHead.vocab_map``.
-    """
+def top(logits_XV: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The most probable tokens of a law, int32, and their log-probabilities, float32, both ``[..., count]``."""
     logprob_XV = jax.nn.log_softmax(logits_XV.astype(jnp.float32), axis=-1)
     value, token = jax.lax.top_k(logprob_XV, count)
-    return token if vocab_map is None else vocab_map[token], value
+    return token, value
 
 
-def start(token_RX: jax.Array, logprob_RX: jax.Array) -> Candidates:
-    """The drafts that may follow the root."""
-    return Candidates(
-        token_RX.astype(jnp.int32), jnp.full(token_RX.shape, ROOT, jnp.int32), logprob_RX.astype(jnp.float32)
-    )
-
-
-def frontier(candidates: Candidates, width: int, *, of: int) -> jax.Array:
-    """The ``width`` best of the last ``of`` candidates: int32 ``[R, width]``, indices of candidates, best first."""
-    first = candidates.score_RC.shape[1] - of
-    _, index_RB = jax.lax.top_k(candidates.score_RC[:, first:], width)
-    return index_RB.astype(jnp.int32) + first
-
-
-def grow(
-    candidates: Candidates, index_RB: jax.Array, token_RBX: jax.Array, logprob_RBX: jax.Array
-) -> Candidates:
-    """Adds the X best tokens behind each of B candidates.
+def nothing_grown(rows: int, shape: TreeShape, words: int) -> Growing:
+    """Trees without drafts.
 
     Args:
-        index_RB: the candidates that were expanded.
-        token_RBX, logprob_RBX: what may follow them, and its log-probability given the path.
+        words: U, at least what ``1 + shape.depth * shape.width`` bits take.
+    """
+    R, C, B, N = rows, shape.candidates, shape.width, shape.depth * shape.width
+
+    def filled(value: float, *dims: int) -> jax.Array:
+        return jnp.full((R, *dims), value, jnp.int32)
+
+    return Growing(
+        Candidates(filled(0, C), filled(ROOT, C), jnp.full((R, C), -jnp.inf, jnp.float32)),
+        filled(ROOT, B),
+        filled(0, N),
+        filled(ROOT, N),
+        filled(0, N, words),
+    )
+
+
+def grow(growing: Growing, token_RBX: jax.Array, logprob_RBX: jax.Array, level: jax.Array) -> Growing:
+    """Adds the guesses behind the nodes of the last level, and makes the most probable of them the next nodes.
+
+    Args:
+        token_RBX: at level 0 only the first of the B rows counts, and the others have to be improbable.
+        logprob_RBX: log-probability of each guess given its path; -inf where there is none.
+        level: int32, from 0 on.
     """
     R, B, X = token_RBX.shape
-    # Rounding may give log-probabilities above 0, which would put a child before its parent.
-    before_RB1 = jnp.take_along_axis(candidates.score_RC, index_RB, axis=1)[..., None]
-    score_RBX = before_RB1 + jnp.minimum(logprob_RBX, 0.0)
-    parent_RBX = jnp.broadcast_to(index_RB[..., None], (R, B, X))
-
-    def joined(old_RC: jax.Array, new_RBX: jax.Array) -> jax.Array:
-        return jnp.concatenate([old_RC, new_RBX.reshape(R, B * X).astype(old_RC.dtype)], axis=1)
-
-    return Candidates(
-        joined(candidates.token_RC, token_RBX),
-        joined(candidates.parent_RC, parent_RBX),
-        joined(candidates.score_RC, score_RBX),
+    old, first = growing.candidates, level * B * X
+    frontier_RB = growing.frontier_RB
+    before_RB = jnp.where(
+        frontier_RB == ROOT, 0.0, jnp.take_along_axis(old.score_RC, jnp.maximum(frontier_RB, 0), axis=1)
     )
+    # Rounding may give log-probabilities above 0, which would put a child before its parent.
+    score_RBX = before_RB[..., None] + jnp.minimum(logprob_RBX, 0.0)
+    parent_RBX = jnp.broadcast_to(frontier_RB[..., None], (R, B, X))
+    candidates = Candidates(
+        _put(old.token_RC, token_RBX.reshape(R, -1), first),
+        _put(old.parent_RC, parent_RBX.reshape(R, -1), first),
+        _put(old.score_RC, score_RBX.reshape(R, -1), first),
+    )
+    _, best_RB = jax.lax.top_k(score_RBX.reshape(R, -1), B)
+    node_RB = jnp.where(level == 0, ROOT, (level - 1) * B + best_RB // X)
+    return Growing(
+        candidates,
+        (best_RB + first).astype(jnp.int32),
+        _put(growing.token_RN, jnp.take_along_axis(token_RBX.reshape(R, -1), best_RB, axis=1), level * B),
+        _put(growing.parent_RN, node_RB, level * B),
+        _put(growing.words_RNU, _words(growing.words_RNU, node_RB, level), level * B),
+    )
+
+
+def _words(words_RNU: jax.Array, parent_RB: jax.Array, level: jax.Array) -> jax.Array:
+    """Masks of the nodes of a level: those of their parents, and themselves."""
+    B, U = parent_RB.shape[1], words_RNU.shape[2]
+    bit_B = 1 + level * B + jnp.arange(B)
+    word_U = jnp.arange(U)
+    root_U = (word_U == 0).astype(jnp.int32)
+    before_RBU = jnp.take_along_axis(words_RNU, jnp.maximum(parent_RB, 0)[..., None], axis=1)
+    before_RBU = jnp.where(parent_RB[..., None] == ROOT, root_U, before_RBU)
+    own_BU = jnp.where(word_U == bit_B[:, None] // 32, 1 << (bit_B[:, None] % 32), 0)
+    return before_RBU | own_BU.astype(jnp.int32)
+
+
+def _put(array_RX: jax.Array, new_RX: jax.Array, first: jax.Array) -> jax.Array:
+    at = (jnp.int32(0), first.astype(jnp.int32), *(jnp.int32(0) for _ in array_RX.shape[2:]))
+    return jax.lax.dynamic_update_slice(array_RX, new_RX.astype(array_RX.dtype), at)
 
 
 def rerank(candidates: Candidates, size: int, limit_R: jax.Array | None = None) -> Reranked:

@@ -13,16 +13,18 @@ from jaxinfer.config import SpeculativeConfig
 from jaxinfer.drafts import Drafts
 from jaxinfer.engine.build import Engine
 from jaxinfer.kv_cache.allocate import allocate
-from jaxinfer.request import Sequence as Seq
 from jaxinfer.runner.block_copies import PoolCopies
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.speculative.drafter import DraftJob
-from jaxinfer.speculative.head_drafter import HeadDrafter, LoadedHead
+from jaxinfer.speculative.head_drafter import HeadDrafter
+from jaxinfer.speculative.head_entries import LoadedHead
 from jaxinfer.speculative.heads.config import parse_eagle, parse_eagle3, parse_medusa
 from jaxinfer.speculative.heads.head import DraftHead, Method
 from jaxinfer.speculative.heads.loading import make_head
 from jaxinfer.speculative.heads.programs import HeadFunctions, HeadLeaves
+from jaxinfer.speculative.trees.dynamic import TreeShape
 from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen, cold_runs
+from tests.support.draft_trees import paths_by_definition, paths_of
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import (
     DEVICE_BLOCKS,
@@ -35,6 +37,8 @@ from tests.support.tiny_models import (
 
 METHODS: tuple[Method, ...] = ("eagle", "eagle3", "medusa")
 DEPTH = 4
+SHAPE = TreeShape(4, 3)
+"""Trees of four sequences do not grow together: their tokens do not fit a step."""
 DRAFT_VOCAB = 160
 
 
@@ -72,7 +76,13 @@ def functions_of(method: Method, plan: CompilePlan) -> HeadFunctions:
 
 def settings(*, trees: bool = False, **options: Any) -> Any:
     speculative = SpeculativeConfig(
-        drafter="head", model="tiny", trees=trees, max_drafts=5, max_step_drafts=12
+        drafter="head",
+        model="tiny",
+        trees=trees,
+        tree_depth=SHAPE.depth,
+        tree_top_k=SHAPE.width,
+        max_drafts=5,
+        max_step_drafts=12,
     )
     return tiny_settings(speculative=speculative, **options)
 
@@ -85,11 +95,15 @@ class Watched(HeadDrafter):
         for job, drafts in zip(jobs, proposals):
             tokens = tuple(job.seq.token_ids(0, job.seq.num_tokens))
             assert drafts
-            PROPOSED.append((job.seq, tokens, drafts))
+            PROPOSED.append((job, tokens, drafts))
+        if self._growth is not None:
+            job, drafts = jobs[0], proposals[0]
+            best, rest = paths_by_definition(self, job, SHAPE)
+            assert best - rest <= paths_of(drafts) <= best | rest
         return proposals
 
 
-PROPOSED: list[tuple[Seq, tuple[int, ...], Drafts]] = []
+PROPOSED: list[tuple[DraftJob, tuple[int, ...], Drafts]] = []
 
 
 def drafter_of(method: Method, trees: bool = False) -> MakeDrafter:
@@ -110,14 +124,14 @@ def drafter_of(method: Method, trees: bool = False) -> MakeDrafter:
             num_layers=2,
             hidden_size=64,
             dtype=jnp.dtype(jnp.float32),
-            trees=trees,
+            trees=SHAPE if trees else None,
         )
 
     return make
 
 
-def speculating(method: Method, **options: Any) -> Engine:
-    return tiny_model().engine(settings(**options), drafter=drafter_of(method))
+def speculating(method: Method, *, trees: bool = False, **options: Any) -> Engine:
+    return tiny_model().engine(settings(trees=trees, **options), drafter=drafter_of(method, trees))
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +168,7 @@ def test_drafts_are_those_of_the_head_alone(method, options, solo):
     stats = engine.core.stats
     assert stats.drafted_tokens > 30
     assert stats.preemptions > 0 or "num_blocks" not in options
-    greedy = [(tokens, d) for seq, tokens, d in PROPOSED if seq.request.params.greedy and len(d) >= DEPTH]
+    greedy = [(tokens, d) for job, tokens, d in PROPOSED if job.seq.request.params.greedy and len(d) >= DEPTH]
     cold = speculating(method, prefix_caching=False, overlap=0)
     for tokens, drafts in greedy[::3]:
         assert fresh_drafts(cold, tokens) == drafts
@@ -170,13 +184,54 @@ def test_medusa_drafts_trees(solo):
     assert any(not drafts.is_chain for _, _, drafts in PROPOSED)
 
 
+@pytest.mark.feature("dynamic draft trees")
+@pytest.mark.parametrize("method", METHODS[:2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"overlap": 0, "chunk_size": 5}, marks=pytest.mark.feature("chunked prefill")),
+        pytest.param({"overlap": 1, "num_blocks": 14}, marks=pytest.mark.feature("preemption", "overlap")),
+    ],
+    ids=str,
+)
+def test_eagle_drafts_dynamic_trees(method, options, solo):
+    """The best paths by EAGLE-2's definition, by a cold engine too; tokens are those without drafts."""
+    PROPOSED.clear()
+    engine = speculating(method, trees=True, prefix_caching=False, **options)
+    outputs = run(engine, [Job(ids(prompt), params) for prompt, params in zip(PROMPTS, PARAMS)])
+    for output, want in zip(outputs, solo):
+        Seen.of(output).assert_close(want, BOUND)
+    stats = engine.core.stats
+    assert stats.drafted_tokens > 60
+    assert stats.preemptions > 0 or "num_blocks" not in options
+    assert any(not drafts.is_chain for _, _, drafts in PROPOSED)
+    whole = [
+        (tokens, drafts)
+        for job, tokens, drafts in PROPOSED
+        if job.seq.request.params.greedy and min(job.limit, job.depth) >= 5 and job.slots >= SHAPE.expanded
+    ]
+    assert whole or "num_blocks" in options
+    cold = speculating(method, trees=True, prefix_caching=False, overlap=0)
+    for tokens, drafts in whole[::2]:
+        assert paths_of(fresh_drafts(cold, tokens)) == paths_of(drafts)
+
+
 @pytest.mark.feature("draft head speculation", "prefix cache", "n > 1")
-@pytest.mark.parametrize("method", METHODS)
-def test_choices_and_prefix_hits(method):
+@pytest.mark.parametrize(
+    ("method", "trees"),
+    [
+        *((method, False) for method in METHODS),
+        *(
+            pytest.param(method, True, marks=pytest.mark.feature("dynamic draft trees"))
+            for method in METHODS[:2]
+        ),
+    ],
+)
+def test_choices_and_prefix_hits(method, trees):
     """Blocks with entries are shared, and copied."""
     params = SamplingParams(temperature=1, n=3, max_tokens=14, ignore_eos=True, detokenize=False, seed=7)
     jobs = [Job(ids(PROMPTS[0]), params), Job(ids(PROMPTS[3]), params, at=3)]
-    fast, plain = speculating(method), tiny_model().engine(tiny_settings())
+    fast, plain = speculating(method, trees=trees), tiny_model().engine(tiny_settings())
     for a, b in zip(run(fast, jobs), run(plain, jobs)):
         assert [choice.token_ids for choice in a.outputs] == [choice.token_ids for choice in b.outputs]
     assert fast.core.stats.drafted_tokens > 0

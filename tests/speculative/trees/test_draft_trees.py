@@ -15,19 +15,20 @@ from jaxinfer.speculative.trees.cartesian import CartesianTree, best_choices
 from jaxinfer.speculative.trees.dynamic import (
     NO_TOKEN,
     Candidates,
-    frontier,
+    Growing,
+    TreeShape,
     grow,
+    nothing_grown,
     rerank,
-    start,
     top,
     trees_of,
 )
 
-B, X, DEPTH, R, V = 3, 3, 3, 2, 7
+B, DEPTH, R, V = 3, 3, 2, 7
+SHAPE = TreeShape(DEPTH, B)
 QUICK_RERANK = jax.jit(rerank, static_argnums=1)
 QUICK_TOP = jax.jit(top, static_argnums=1)
 QUICK_GROW = jax.jit(grow)
-QUICK_FRONTIER = jax.jit(frontier, static_argnums=1, static_argnames="of")
 
 
 def laws(seed: int) -> np.ndarray:
@@ -44,23 +45,20 @@ def path_index(path: tuple[int, ...]) -> int:
     return index
 
 
-def drafted(tables: list[np.ndarray]) -> tuple[Candidates, list[list[tuple[int, ...]]]]:
-    """The candidates of a draft loop over one table per sequence, and the path of each candidate."""
-    rows = jnp.asarray(np.stack([table[path_index(())] for table in tables]))
-    candidates = start(*QUICK_TOP(rows, X))
-    of = X
-    for _ in range(DEPTH - 1):
-        index_RB = QUICK_FRONTIER(candidates, B, of=of)
-        paths = paths_of(candidates)
-        law_RBV = np.stack(
-            [
-                np.stack([table[path_index(path[i])] for i in row])
-                for table, path, row in zip(tables, paths, np.asarray(index_RB))
-            ]
-        )
-        candidates = QUICK_GROW(candidates, index_RB, *QUICK_TOP(jnp.asarray(law_RBV), X))
-        of = B * X
-    return candidates, paths_of(candidates)
+def drafted(tables: list[np.ndarray]) -> tuple[Growing, list[list[tuple[int, ...]]]]:
+    """What a draft loop grows over one table per sequence, and the path of each candidate."""
+    growing = nothing_grown(R, SHAPE, 1)
+    for level in range(DEPTH):
+        index_RB, paths = np.asarray(growing.frontier_RB), paths_of(growing.candidates)
+        law_RBV = np.full((R, B, V), -np.inf, np.float32)
+        for r, table in enumerate(tables):
+            for b, index in enumerate(index_RB[r] if level else [ROOT]):
+                law_RBV[r, b] = table[path_index(() if index == ROOT else paths[r][index])]
+        token_RBX, logprob_RBX = QUICK_TOP(jnp.asarray(law_RBV), B)
+        if level == 0:
+            logprob_RBX = logprob_RBX.at[:, 1:].set(-jnp.inf)
+        growing = QUICK_GROW(growing, token_RBX, logprob_RBX, jnp.int32(level))
+    return growing, paths_of(growing.candidates)
 
 
 def paths_of(candidates: Candidates) -> list[list[tuple[int, ...]]]:
@@ -81,10 +79,12 @@ def paths_in(tree: Drafts) -> set[tuple[int, ...]]:
 @given(st.integers(0, 10_000), st.sampled_from([1, 5, 12]), st.integers(0, 12))
 def test_the_most_probable_candidates_are_kept(seed: int, size: int, limit: int) -> None:
     tables = [laws(seed), laws(seed + 1)]
-    candidates, paths = drafted(tables)
+    growing, paths = drafted(tables)
     limits = (size, limit)
-    trees = trees_of(QUICK_RERANK(candidates, size, jnp.array(limits)))
-    for tree, table, row, bound in zip(trees, tables, paths, limits):
+    trees = trees_of(QUICK_RERANK(growing.candidates, size, jnp.array(limits)))
+    usable_RC = np.isfinite(np.asarray(growing.candidates.score_RC))
+    for r, (tree, table, bound) in enumerate(zip(trees, tables, limits)):
+        row = list(itertools.compress(paths[r], usable_RC[r]))
         assert len(tree) == min(bound, size)
         score = {
             path: sum(float(table[path_index(path[:i])][path[i]]) for i in range(len(path))) for path in row
@@ -98,22 +98,39 @@ def test_the_most_probable_candidates_are_kept(seed: int, size: int, limit: int)
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000))
-def test_the_frontier_is_the_best_of_the_last_depth(seed: int) -> None:
+def test_the_best_of_each_level_are_expanded(seed: int) -> None:
     tables = [laws(seed), laws(seed + 1)]
-    candidates, _ = drafted(tables)
-    score_RC = np.asarray(candidates.score_RC)
-    assert score_RC.shape == (R, X + (DEPTH - 1) * B * X)
-    index_RB = np.asarray(frontier(candidates, B, of=B * X))
-    for row, index in zip(score_RC, index_RB):
-        assert (index >= len(row) - B * X).all()
-        np.testing.assert_array_equal(row[index], np.sort(row[-B * X :])[::-1][:B])
+    growing, paths = drafted(tables)
+    score_RC, tokens_RN = np.asarray(growing.candidates.score_RC), np.asarray(growing.token_RN)
+    assert score_RC.shape == (R, SHAPE.candidates)
+    bits = np.unpackbits(np.asarray(growing.words_RNU).view(np.uint8), axis=-1, bitorder="little")
+    for r, row in enumerate(score_RC):
+        nodes = paths_of_nodes(tokens_RN[r], np.asarray(growing.parent_RN)[r])
+        for level in range(DEPTH):
+            of_level = row[level * B * B : (level + 1) * B * B]
+            best = [paths[r][level * B * B + i] for i in np.argsort(-of_level, kind="stable")[:B]]
+            assert nodes[level * B : (level + 1) * B] == best
+        for n, path in enumerate(nodes):
+            seen = {0} | {1 + m for m, other in enumerate(nodes) if path[: len(other)] == other}
+            assert set(np.flatnonzero(bits[r, n]).tolist()) == seen
+
+
+def paths_of_nodes(tokens_N: np.ndarray, parents_N: np.ndarray) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens_N, parents_N):
+        paths.append((*(() if parent == ROOT else paths[parent]), int(token)))
+    return paths
 
 
 def test_ties_and_rounding_keep_parents() -> None:
-    candidates = start(jnp.array([[5, 6]]), jnp.array([[-2.0, -1.0]]))
-    for index, token in ((1, 7), (2, 8)):  # behind a token of probability 1, which was rounded to more
-        candidates = grow(candidates, jnp.array([[index]]), jnp.array([[[token]]]), jnp.array([[[1e-6]]]))
-    (tree,) = trees_of(rerank(candidates, 3))
+    growing = nothing_grown(1, TreeShape(3, 2), 1)
+    behind = [([[5, 6], [0, 0]], [[-2.0, -1.0], [-jnp.inf, -jnp.inf]])]
+    # Behind a token of probability 1, which was rounded to more.
+    behind += [([[7, 0], [0, 0]], [[1e-6, -jnp.inf], [-jnp.inf, -jnp.inf]])]
+    behind += [([[8, 0], [0, 0]], [[1e-6, -jnp.inf], [-jnp.inf, -jnp.inf]])]
+    for level, (tokens, logprobs) in enumerate(behind):
+        growing = grow(growing, jnp.array([tokens]), jnp.array([logprobs]), jnp.int32(level))
+    (tree,) = trees_of(rerank(growing.candidates, 3))
     assert tree == Drafts((6, 7, 8), (ROOT, 0, 1))
 
 
@@ -124,12 +141,6 @@ def test_candidates_that_may_not_be_used_are_left_out() -> None:
     reranked = rerank(candidates, 3)
     assert trees_of(reranked) == [Drafts((6,), (ROOT,))]
     np.testing.assert_array_equal(reranked.token_RN, [[6, NO_TOKEN, NO_TOKEN]])
-
-
-def test_top_translates_draft_ids() -> None:
-    token, value = top(jnp.log(jnp.array([[0.2, 0.7, 0.1]])), 2, jnp.array([10, 20, 30]))
-    np.testing.assert_array_equal(token, [[20, 10]])
-    np.testing.assert_allclose(np.exp(value), [[0.7, 0.2]], rtol=1e-5)
 
 
 @st.composite
