@@ -135,6 +135,11 @@ class SpeculativeConfig(Scope):
         trees: drafters may propose trees, which attention verifies under masks; heads do.
         tree_depth, tree_top_k: how an EAGLE head grows its trees: levels, and drafts that are expanded at each level,
             which is also the number of guesses behind each. The best ``max_drafts`` of all of them are verified.
+        acceptance: ``exact``: a draft counts if it is what would have come without it. ``typical``: for sampled
+            requests also if it is probable enough (Medusa's rule). That is lossy: the output does not follow the
+            model's law.
+        typical_epsilon, typical_delta: a draft counts where its probability exceeds the smaller of epsilon and delta
+            times exp(-entropy).
         max_drafts: most drafts of a sequence in a step.
         max_step_drafts: most drafts of all sequences in a step.
         adaptive: give drafts where they make more tokens per second, by step times that are measured at start-up and
@@ -155,6 +160,9 @@ class SpeculativeConfig(Scope):
     trees: bool = False
     tree_depth: int = Field(default=5, ge=1, le=16)
     tree_top_k: int = Field(default=4, ge=1, le=32)
+    acceptance: Literal["exact", "typical"] = "exact"
+    typical_epsilon: float = Field(default=0.09, gt=0, le=1)
+    typical_delta: float = Field(default=0.3, gt=0)
     max_drafts: int = Field(default=8, ge=1, le=64)
     max_step_drafts: int = Field(default=64, ge=1)
     adaptive: bool = False
@@ -193,6 +201,15 @@ class SpeculativeConfig(Scope):
     def _adaptive_chains(self) -> Self:
         if self.adaptive and self.trees:
             raise ValueError("adaptive counts the drafts of chains: it does not go with trees")
+        return self
+
+    @model_validator(mode="after")
+    def _typical_of_something(self) -> Self:
+        given = sorted(self.model_fields_set & {"typical_epsilon", "typical_delta"})
+        if self.acceptance == "exact" and given:
+            raise ValueError(f"{' and '.join(given)} belong to acceptance: typical, but acceptance is exact")
+        if self.acceptance == "typical" and self.drafter == "none":
+            raise ValueError("acceptance is typical, but there is no drafter whose drafts could be accepted")
         return self
 
     @model_validator(mode="after")

@@ -40,6 +40,7 @@ _NOT_IN_VLLM = frozenset(
         "request_aborts",
         "request_errors",
         "engine_healthy",
+        "spec_decode_lossy",
     )
 )
 
@@ -108,6 +109,7 @@ class ServerMetrics(Collector):
             "num_requests_waiting_tokens": snapshot.waiting_tokens,
             "kv_cache_usage_perc": snapshot.used_blocks / max(snapshot.num_blocks, 1),
             "engine_healthy": self._healthy(),
+            "spec_decode_lossy": self._config.speculative.acceptance != "exact",
         }
         for name, value in values.items():
             family = GaugeMetricFamily(prefix + name, _HELP[name], labels=LABELS)
@@ -193,6 +195,7 @@ _HELP = {
     "num_requests_waiting_tokens": "Prompt tokens of sequences that wait.",
     "kv_cache_usage_perc": "Share of the KV blocks that sequences hold, 0 to 1; blocks that are only cached are free.",
     "engine_healthy": "1 while the engine works.",
+    "spec_decode_lossy": "1 if drafts are accepted by a rule that changes the law of the output.",
     "cache_config_info": "The KV cache's configuration.",
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens that the prefix cache had.",

@@ -38,7 +38,7 @@ from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.runner.timing import ProgramSeconds
 from jaxinfer.scheduler.scheduler import Scheduler
-from jaxinfer.speculative.build import find_drafter, make_speculation
+from jaxinfer.speculative.build import find_drafter, make_speculation, typical_of
 from jaxinfer.speculative.drafter import DeviceDrafter
 from jaxinfer.structured.compiler import GrammarCompiler
 from jaxinfer.tokenization.chat import ChatTemplate
@@ -101,7 +101,13 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         if draft is not None:
             draft.check(tokenizer)
         eos_token_ids = _eos_ids(setup.model, tokenizer)
-        sampler = DeviceSampler(setup.model.vocab_size, setup.plan, eos_token_ids, setup.ops.truncated_draw)
+        sampler = DeviceSampler(
+            setup.model.vocab_size,
+            setup.plan,
+            eos_token_ids,
+            setup.ops.truncated_draw,
+            typical_of(config.speculative),
+        )
         functions = _compile_first(setup, sampler)
         num_blocks: tuple[int, ...] = ()
         kv_cache: KVCache | None = None

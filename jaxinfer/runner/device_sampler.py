@@ -20,6 +20,7 @@ from jaxinfer.sampling.inputs import LogprobOutputs, SamplerOutputs
 from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS
 from jaxinfer.sampling.logprobs import score
 from jaxinfer.sampling.state import HISTORY_CHUNK, init_state, reset_slot
+from jaxinfer.sampling.typical import Typical
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 
 _NO: Any = np.bool_(False)
@@ -28,7 +29,7 @@ LogitsOf = Callable[[np.ndarray], jax.Array]
 """Indices [P] to float32 logits [P, V]."""
 
 # Compiled once per shape and process, whatever the number of engines.
-_sample = jax.jit(sample, donate_argnums=(2,), static_argnums=(3,))
+_sample = jax.jit(sample, donate_argnums=(2,), static_argnums=(3, 4))
 _draw = jax.jit(draw_only, donate_argnums=(3,), static_argnums=(4,))
 _score = jax.jit(score)
 _reset = jax.jit(reset_slot, donate_argnums=(0,))
@@ -72,14 +73,19 @@ class DeviceSampler:
 
     Args:
         eos_token_ids: end tokens of the model, which ``min_tokens`` bans.
-        draw_op: see ``sample``.
+        draw_op, typical: see ``sample``.
     """
 
     def __init__(
-        self, vocab_size: int, plan: CompilePlan, eos_token_ids: Seq[int], draw_op: Draw | None = None
+        self,
+        vocab_size: int,
+        plan: CompilePlan,
+        eos_token_ids: Seq[int],
+        draw_op: Draw | None = None,
+        typical: Typical | None = None,
     ) -> None:
         self._plan = plan
-        self._draw_op = draw_op
+        self._draw_op, self._typical = draw_op, typical
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
         self._table = SamplingTable(plan.max_num_seqs, vocab_size, plan.max_drafts)
@@ -125,7 +131,7 @@ class DeviceSampler:
         index_P[: len(rows)] = samples.tokens
         drafts = Drafts(samples.drafts, samples.before) if (samples.before >= 0).any() else None
         inputs = self._table.build(slots, samples.positions, bucket, masks, drafts)
-        outputs, self._state = _sample(logits(index_P), inputs, self._state, self._draw_op)
+        outputs, self._state = _sample(logits(index_P), inputs, self._state, self._draw_op, self._typical)
         return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
 
     def draw(self, arrays: StepArrays, logits: LogitsOf, newest_W: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -181,7 +187,11 @@ class DeviceSampler:
         bucket = self._plan.row_buckets[0]
         inputs = self._table.build(np.full(1, self._plan.max_num_seqs), np.zeros(1, np.int32), bucket)
         _, self._state = _sample(
-            jnp.zeros((bucket, self._vocab_size), jnp.float32), inputs, self._state, self._draw_op
+            jnp.zeros((bucket, self._vocab_size), jnp.float32),
+            inputs,
+            self._state,
+            self._draw_op,
+            self._typical,
         )
 
     def warm_ups(self, logits: LogitsOf) -> list[Callable[[], object]]:
@@ -191,7 +201,8 @@ class DeviceSampler:
 
         def warm(bucket: int) -> None:
             inputs = self._table.build(spare, none, bucket)
-            _, self._state = _sample(logits(np.zeros(bucket, np.int32)), inputs, self._state, self._draw_op)
+            logits_PV = logits(np.zeros(bucket, np.int32))
+            _, self._state = _sample(logits_PV, inputs, self._state, self._draw_op, self._typical)
 
         def warm_score() -> None:
             size = plan.scored_rows

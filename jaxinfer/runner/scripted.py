@@ -13,6 +13,7 @@ from jaxinfer.request import Request
 from jaxinfer.runner.device_sampler import DeviceSampler, SampledStep
 from jaxinfer.runner.pooled_stand_in import pooled_stand_in
 from jaxinfer.runner.protocol import Masks, ScoredChunk, StepResult, scored_range
+from jaxinfer.sampling.typical import Typical
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 
 Script = Callable[[Request, int, int], np.ndarray]
@@ -41,6 +42,7 @@ class ScriptedRunner:
     Args:
         script: what the model would say.
         record: if given, every step's plan is appended to it.
+        typical: lossy acceptance of drafts.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class ScriptedRunner:
         plan: CompilePlan,
         eos_token_ids: tuple[int, ...] = (),
         record: list[StepPlan] | None = None,
+        typical: Typical | None = None,
     ) -> None:
         self.script = script
-        self._sampler = DeviceSampler(vocab_size, plan, eos_token_ids)
+        self._sampler = DeviceSampler(vocab_size, plan, eos_token_ids, typical=typical)
         self._record = record
 
     def dispatch(self, plan: StepPlan, arrays: StepArrays) -> _ScriptedHandle:

@@ -14,6 +14,7 @@ from jaxinfer.sampling.law import Law, draw, uniforms, untruncated, weights
 from jaxinfer.sampling.logprobs import no_logprobs, sampled_logprobs
 from jaxinfer.sampling.state import record
 from jaxinfer.sampling.truncation import truncate
+from jaxinfer.sampling.typical import Typical, lossy_tokens
 from pallas_kernels.sampling.reference import Draws
 
 Draw = Callable[..., Draws]
@@ -21,7 +22,11 @@ Draw = Callable[..., Draws]
 
 
 def sample(
-    logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState, draw_op: Draw | None = None
+    logits_PV: jax.Array,
+    inputs: SamplingInputs,
+    state: SamplerState,
+    draw_op: Draw | None = None,
+    typical: Typical | None = None,
 ) -> tuple[SamplerOutputs, SamplerState]:
     """Samples one token per row; pure and jittable, with ``state`` meant to be donated.
 
@@ -35,12 +40,13 @@ def sample(
         inputs: parameters of the rows.
         state: tokens seen so far of each batch slot.
         draw_op: truncates and draws; None: the formulation of this package, made for CPUs.
+        typical: lossy acceptance of drafts; None: what a row gets does not depend on drafts.
 
     Returns:
         Tokens with their health and log-probabilities, and the state with the tokens recorded that count: all but
         those behind a draft that was not sampled. An unhealthy row has token 0.
     """
-    outputs = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op)
+    outputs = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op, typical)
     return outputs, record(state, *_taken(inputs, outputs.token_P, state))
 
 
@@ -52,19 +58,23 @@ def draw_only(
     draw_op: Draw | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The tokens that ``sample`` would give, [P], and an array of the newest tokens of all slots with them."""
-    token_P = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op).token_P
+    token_P = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op, None).token_P
     return token_P, newest_W.at[inputs.slot_P].set(token_P)
 
 
 def _outputs(
-    logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState, draw_op: Draw | None
+    logits_PV: jax.Array,
+    inputs: SamplingInputs,
+    state: SamplerState,
+    draw_op: Draw | None,
+    typical: Typical | None,
 ) -> SamplerOutputs:
     def greedy_only() -> SamplerOutputs:
         token_P, healthy_P, _ = _choose_greedily(logits_PV, finite_rows(logits_PV))
         return SamplerOutputs(token_P, healthy_P, no_logprobs(inputs))
 
     def anything() -> SamplerOutputs:
-        return _sample(logits_PV, inputs, state, draw_op)
+        return _sample(logits_PV, inputs, state, draw_op, typical)
 
     # One conditional around all that reads the state, so that it is dead when the tokens are recorded in
     # place.
@@ -100,7 +110,11 @@ def _taken(
 
 
 def _sample(
-    logits_PV: jax.Array, inputs: SamplingInputs, state: SamplerState, draw_op: Draw | None
+    logits_PV: jax.Array,
+    inputs: SamplingInputs,
+    state: SamplerState,
+    draw_op: Draw | None,
+    typical: Typical | None,
 ) -> SamplerOutputs:
     finite_P = finite_rows(logits_PV)
     edited_PV = lax.cond(any_edit(inputs), lambda: edit(logits_PV, inputs, state), lambda: logits_PV)
@@ -116,6 +130,12 @@ def _sample(
         return jnp.where(inputs.temperature_P > 0, drawn_P, greedy_P), kept_law
 
     token_P, law = lax.cond(inputs.any_random, randomly, lambda: (greedy_P, law))
+    if typical is not None:
+        token_P = lax.cond(
+            inputs.any_draft & inputs.any_random,
+            lambda: lossy_tokens(token_P, edited_PV, law, inputs, typical),
+            lambda: token_P,
+        )
     token_P = jnp.where(healthy_P, token_P, 0)
     logprobs = sampled_logprobs(logits_PV, edited_PV, token_P, law, inputs)
     return SamplerOutputs(token_P=token_P, healthy_P=healthy_P, logprobs=logprobs)

@@ -1,6 +1,7 @@
 """From a configuration to a drafter."""
 
 import importlib.util
+import logging
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -8,12 +9,15 @@ from pathlib import Path
 from jaxinfer.config import SpeculativeConfig
 from jaxinfer.config_values import ConfigError
 from jaxinfer.runner.timing import ProgramSeconds
+from jaxinfer.sampling.typical import Typical
 from jaxinfer.speculative.adaptive import AdaptiveDrafts
 from jaxinfer.speculative.costs import StepCosts
 from jaxinfer.speculative.drafter import DeviceDrafter, Drafter
 from jaxinfer.speculative.ngram import NgramDrafter
 from jaxinfer.speculative.speculation import Reserve, Speculation
 from jaxinfer.speculative.suffix import SuffixDrafter
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINTS = "jaxinfer.drafters"
 """Group of entry points by which installed packages offer drafters, by name."""
@@ -75,6 +79,19 @@ def make_speculation(
         trees=config.trees,
         max_model_len=max_model_len,
     )
+
+
+def typical_of(config: SpeculativeConfig) -> Typical | None:
+    """The lossy acceptance of a configuration, which is told in the log; None if it is exact."""
+    if config.acceptance == "exact":
+        return None
+    logger.warning(
+        "speculative.acceptance is typical: lossy, sampled requests do not follow the model's law "
+        "(epsilon %g, delta %g)",
+        config.typical_epsilon,
+        config.typical_delta,
+    )
+    return Typical(config.typical_epsilon, config.typical_delta)
 
 
 def find_drafter(name: str) -> DrafterFactory | None:

@@ -25,6 +25,7 @@ from jaxinfer.runner.scripted import Script, ScriptedRunner
 from jaxinfer.runner.simulated import CostModel, SimulatedRunner
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduler.plan import StepPlan
+from jaxinfer.speculative.build import typical_of
 from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.tokenizer import Tokenizer
 
@@ -100,10 +101,11 @@ def scripted(
     script: Script, settings: EngineConfig | None = None, *, record: list[StepPlan] | None = None, **options
 ) -> Engine:
     """An engine whose logits the test decides."""
-    vocab = options.get("vocab", VOCAB)
+    vocab, settings = options.get("vocab", VOCAB), settings or config()
+    typical = typical_of(settings.speculative)
     return build(
-        lambda plan: ScriptedRunner(script, vocab, plan, options.get("eos", EOS), record),
-        settings or config(),
+        lambda plan: ScriptedRunner(script, vocab, plan, options.get("eos", EOS), record, typical),
+        settings,
         shared_sampler=True,
         **options,
     )

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.drafts import ROOT, Drafts, ancestor_words
-from jaxinfer.speculative.lossy import longest_accepted_path, lossy_typical_acceptance
 from jaxinfer.speculative.trees.cartesian import CartesianTree, best_choices
 from jaxinfer.speculative.trees.dynamic import (
     NO_TOKEN,
@@ -207,21 +206,3 @@ def test_best_choices_have_the_largest_products(seed: int, size: int) -> None:
     np.testing.assert_allclose(
         [product[choice] for choice in choices], sorted(product.values(), reverse=True)[:size], rtol=1e-9
     )
-
-
-def test_typical_acceptance_by_hand() -> None:
-    law = jnp.array([[0.5, 0.25, 0.25, 0.0], [0.97, 0.01, 0.01, 0.01], [0.25, 0.25, 0.25, 0.25]])
-    # exp(-H) is 2**-1.5 for the first law, about 0.85 for the second, 1/4 for the third.
-    accepted = lossy_typical_acceptance(
-        jnp.repeat(law, 4, axis=0), jnp.tile(jnp.arange(4), 3), epsilon=0.3, delta=0.3
-    )
-    np.testing.assert_array_equal(np.asarray(accepted).reshape(3, 4)[0], [True, True, True, False])
-    np.testing.assert_array_equal(np.asarray(accepted).reshape(3, 4)[1], [True, False, False, False])
-    assert np.asarray(accepted).reshape(3, 4)[2].all()
-
-
-def test_longest_accepted_path() -> None:
-    tree = Drafts((1, 2, 3, 4, 5), (ROOT, ROOT, 0, 1, 3))
-    assert longest_accepted_path(tree, [True] * 5) == (1, 3, 4)
-    assert longest_accepted_path(tree, [True, True, True, False, True]) == (0, 2)
-    assert longest_accepted_path(tree, [False] * 5) == ()
