@@ -121,9 +121,10 @@ class EngineCore:
 
     def step(self) -> list[OutputDelta]:
         """Dispatches the next step, if there is one, and commits the step before it."""
+        drafting = self._speculation is not None and self._wait_for_drafts(self._speculation)
         started = time.monotonic()
-        if self._speculation is not None:
-            self._draft(self._speculation)
+        if drafting and self._speculation is not None:
+            self._speculation.draft(self.scheduler.running)
         plan = self.scheduler.schedule()
         if plan is not None:
             arrays = self._builder.build(plan)
@@ -140,8 +141,8 @@ class EngineCore:
         deltas, self._ready = self._ready, []
         return deltas
 
-    def _draft(self, speculation: Speculation) -> None:
-        """Gives drafts to the running sequences that can use them.
+    def _wait_for_drafts(self, speculation: Speculation) -> bool:
+        """Whether running sequences are to get drafts; then all steps before are committed.
 
         Drafts follow the newest token, so it has to be known; and how far a verified sequence is computed is known at
         its commit only. Such steps are not overlapped.
@@ -150,8 +151,7 @@ class EngineCore:
         if wanted or any(step.plan.drafted for step in self._in_flight):
             while self._in_flight:
                 self._commit_oldest()
-        if wanted:
-            speculation.draft(self.scheduler.running)
+        return wanted
 
     def _dispatch_in_phases(self, plan: StepPlan, arrays: StepArrays) -> tuple[StepHandle, float, Usable]:
         """For steps with rows whose next token depends on tokens that are in flight: while the device computes the

@@ -22,6 +22,9 @@ class StepRecord:
         prefill_tokens, decode_tokens, padded_tokens: tokens of the step by kind.
         sequences: rows of the step.
         preempted: sequences that lost their blocks.
+        drafts: decoded tokens that are drafts to verify.
+        interval: seconds from the results of the step before to those of this one; from ``start`` if it did not follow
+            at once.
     """
 
     index: int
@@ -33,6 +36,8 @@ class StepRecord:
     padded_tokens: int
     sequences: int
     preempted: int
+    drafts: int = 0
+    interval: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from jaxinfer.observability.snapshot import MAX_STEP_RECORDS, STEP_TOKENS, StepR
 from jaxinfer.request import FinishReason, Sequence
 from jaxinfer.scheduler.plan import StepPlan
 
+AT_ONCE = 0.002
+"""Seconds between the end of a step and the planning of the next one, up to which there was work all the time."""
+
 
 class StepTiming(NamedTuple):
     """A dispatched step, until its record is complete.
@@ -24,6 +27,7 @@ class StepTiming(NamedTuple):
     padded_tokens: int
     sequences: int
     preempted: int
+    drafts: int
 
     @classmethod
     def of(cls, plan: StepPlan, token_bucket: int, started: float, dispatched: float) -> Self:
@@ -34,7 +38,9 @@ class StepTiming(NamedTuple):
             if row.num_outputs > 0 and row.num_tokens == 1 + len(row.drafts)
         )
         padded = token_bucket - tokens
-        return cls(started, dispatched, tokens - decodes, decodes, padded, len(plan.rows), plan.preempted)
+        drafts = sum(len(row.drafts) for row in plan.rows)
+        rows = len(plan.rows)
+        return cls(started, dispatched, tokens - decodes, decodes, padded, rows, plan.preempted, drafts)
 
 
 @dataclass
@@ -82,6 +88,7 @@ class EngineStats:
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEP_RECORDS))
     _device_free_at: float = 0.0
+    _done_at: float = 0.0
 
     def admitted(self, num_prompt: int) -> None:
         self.requests_admitted += 1
@@ -115,8 +122,10 @@ class EngineStats:
         done, whichever is later.
         """
         device = ready - max(timing.dispatched, self._device_free_at)
+        follows = timing.started - self._done_at < AT_ONCE
+        interval = ready - (self._device_free_at if follows else timing.started)
         host = timing.dispatched - timing.started + done - ready
-        self._device_free_at = ready
+        self._device_free_at, self._done_at = ready, done
         self.records.append(
             StepRecord(
                 index=self.steps_committed,
@@ -128,6 +137,8 @@ class EngineStats:
                 padded_tokens=timing.padded_tokens,
                 sequences=timing.sequences,
                 preempted=timing.preempted,
+                drafts=timing.drafts,
+                interval=interval,
             )
         )
         self.steps_committed += 1

@@ -134,7 +134,9 @@ class DeviceSampler:
         outputs, self._state = _sample(logits(index_P), inputs, self._state, self._draw_op, self._typical)
         return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
 
-    def draw(self, arrays: StepArrays, logits: LogitsOf, newest_W: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def draw(
+        self, arrays: StepArrays, logits: LogitsOf, newest_W: jax.Array, masks: Masks | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Tokens that other logits would give at the sampled positions of a step; nothing is recorded.
 
         Penalties count the tokens that were recorded, not those drawn here.
@@ -142,6 +144,7 @@ class DeviceSampler:
         Args:
             logits: see ``sample``.
             newest_W: newest token of each batch slot, by this account; donated.
+            masks: see ``sample``.
 
         Returns:
             The tokens, int32 [P] with the rows first, and ``newest_W`` with them.
@@ -150,7 +153,7 @@ class DeviceSampler:
         bucket = self._plan.rows(count)
         index_P = np.zeros(bucket, np.int32)
         index_P[:count] = arrays.samples.tokens
-        inputs = self._table.build(self.slots(arrays), arrays.samples.positions, bucket)
+        inputs = self._table.build(self.slots(arrays), arrays.samples.positions, bucket, masks)
         inputs = replace(inputs, any_logprobs=_NO, any_named=_NO)
         return _draw(logits(index_P), inputs, self._state, newest_W, self._draw_op)
 

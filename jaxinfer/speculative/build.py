@@ -69,7 +69,7 @@ def make_speculation(
         drafter = factory(config)
     adaptive = None
     if programs is not None:
-        adaptive = AdaptiveDrafts(StepCosts(programs), overlapped, *config.draft_limits)
+        adaptive = AdaptiveDrafts(StepCosts(programs, overlapped, config.max_drafts), *config.draft_limits)
     return Speculation(
         drafter,
         *config.draft_limits,

@@ -18,6 +18,7 @@ from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.follower import TargetStep
 from jaxinfer.runner.programs import ModelPrograms
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+from jaxinfer.speculative.constrained import ConstrainedPaths
 from jaxinfer.speculative.drafter import DraftJob
 from jaxinfer.speculative.progress import DraftProgress
 
@@ -32,6 +33,7 @@ class DraftModel:
 
     Each draft is drawn from the draft model's processed law by the random number that the target will use at that
     position: greedy where the request is, and as often equal as two laws drawn by inverse CDF from one number are.
+    Under a grammar it is drawn within the mask behind the drafts before it, for which the host waits draft by draft.
 
     Args:
         programs, kv_cache: of the draft model; a layer's K and V have as many blocks as the target's group.
@@ -113,14 +115,17 @@ class DraftModel:
         drafting = [(job.seq, limit) for job, limit in zip(jobs, limits) if limit > 0]
         self._catch_up([seq for seq, _ in drafting])
         steps = []
+        paths = ConstrainedPaths(jobs)
         for depth in range(max((limit for _, limit in drafting), default=0)):
-            rows = [self._row(seq, depth) for seq, limit in drafting if limit > depth]
-            steps.append(([row.seq for row in rows], self._draw(rows)))
+            rows = [self._row(seq, depth) for seq, limit in drafting if limit > depth and not paths.ends(seq)]
+            if not rows:
+                break
+            steps.append(([row.seq for row in rows], self._draw(rows, paths)))
         drafts: dict[Seq, list[int]] = {job.seq: [] for job in jobs}
         for sequences, tokens_P in steps:  # the first fetch waits for the device, after all is dispatched
             for seq, token in zip(sequences, np.asarray(tokens_P).tolist()):
                 drafts[seq].append(token)
-        for seq, _ in drafting:
+        for seq in (seq for seq, _ in drafting if drafts[seq]):
             self._progress.computed(seq, seq.num_computed, seq.num_tokens, drafts[seq][:-1])
         return [tuple(drafts[job.seq]) for job in jobs]
 
@@ -149,10 +154,14 @@ class DraftModel:
                     left -= chunk
             self._compute(rows)
 
-    def _draw(self, rows: list[ScheduledRow]) -> jax.Array:
+    def _draw(self, rows: list[ScheduledRow], paths: ConstrainedPaths) -> jax.Array:
         """Computes the rows and draws the token behind each of them."""
         arrays = self._compute(rows)
-        tokens_P, self._newest_W = self._sampler.draw(arrays, self._logits, self._newest_W)
+        sequences = [row.seq for row in rows]
+        masks = paths.masks(sequences)
+        tokens_P, self._newest_W = self._sampler.draw(arrays, self._logits, self._newest_W, masks)
+        if masks:  # the next masks depend on these tokens
+            paths.accept(sequences, np.asarray(tokens_P).tolist())
         return tokens_P
 
     def _compute(self, rows: list[ScheduledRow]) -> StepArrays:

@@ -17,6 +17,7 @@ from jaxinfer.request import Status
 from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.follower import TargetStep
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+from jaxinfer.speculative.constrained import ConstrainedPaths
 from jaxinfer.speculative.drafter import DraftJob
 from jaxinfer.speculative.head_entries import Before, HeadEntries, LoadedHead
 from jaxinfer.speculative.head_trees import TreeDrafting
@@ -181,16 +182,23 @@ class HeadDrafter:
         """EAGLE: each draft is an entry, whose output stands for the feature of the next one."""
         steps = []
         feature_WD = self._feature_WD
+        paths = ConstrainedPaths(jobs)
         for depth in range(max(job.limit for job in jobs)):
-            rows = [_row(job.seq, depth) for job in jobs if job.limit > depth]
+            rows = [_row(job.seq, depth) for job in jobs if job.limit > depth and not paths.ends(job.seq)]
+            if not rows:
+                break
+            sequences = [row.seq for row in rows]
+            masks = paths.masks(sequences)
             arrays = self._builder.build(StepPlan(tuple(rows), (), (), 0))
             self._compute(arrays, tuple(rows), self._newest_W, feature_WD, self._zeros_XD)
-            tokens_P, self._newest_W = self._sampler.draw(arrays, self._entries.logits, self._newest_W)
+            tokens_P, self._newest_W = self._sampler.draw(arrays, self._entries.logits, self._newest_W, masks)
+            if masks:  # the next masks depend on these tokens
+                paths.accept(sequences, np.asarray(tokens_P).tolist())
             pairs = [(row.seq.slot, index) for index, row in enumerate(rows)]
             self._own_WD = feature_WD = self._functions.keep(
                 self._own_WD, self._entries.hidden_XD, *self._padded(pairs)
             )
-            steps.append(([row.seq for row in rows], tokens_P))
+            steps.append((sequences, tokens_P))
         drafts: dict[Seq, list[int]] = {job.seq: [] for job in jobs}
         for sequences, tokens_P in steps:  # the first fetch waits for the device, after all is dispatched
             for seq, token in zip(sequences, np.asarray(tokens_P).tolist()):

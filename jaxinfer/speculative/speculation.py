@@ -1,12 +1,14 @@
 """Speculation as the step loop sees it: gives drafts to sequences before a step is planned."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable
 
 from jaxinfer.drafts import NO_DRAFTS, Drafts
 from jaxinfer.observability.snapshot import StepRecord
 from jaxinfer.request import Sequence, Status
 from jaxinfer.speculative.adaptive import AdaptiveDrafts
+from jaxinfer.speculative.constrained import within
 from jaxinfer.speculative.drafter import Drafter, DraftJob
 from jaxinfer.speculative.lengths import DraftLengths
 
@@ -52,11 +54,14 @@ class Speculation:
 
     def wants(self, running: Iterable[Sequence]) -> bool:
         """Whether a sequence could use drafts, once all its tokens are known, and they are worth that."""
+        if self._adaptive is not None and self._adaptive.rests():
+            return False
         running = list(running)
         limits = {seq: limit for seq in running if (limit := self._limit(seq))}
         if self._adaptive is None:
             return bool(limits)
-        left = [seq.num_tokens - seq.num_computed for seq in running if seq.status is Status.RUNNING]
+        # Drafts in flight count as computed until they are verified, but the next step computes a token anyway.
+        left = [max(1, seq.num_tokens - seq.num_computed) for seq in running if seq.status is Status.RUNNING]
         rows = sum(tokens <= 1 for tokens in left)
         return self._adaptive.worth(list(limits), list(limits.values()), sum(left), rows)
 
@@ -70,8 +75,11 @@ class Speculation:
         if self._adaptive is not None and limits:
             limits = dict(zip(limits, self._adaptive.limits(list(limits), list(limits.values()))))
         jobs = self._jobs(limits)
+        started = time.perf_counter()
         proposals = self._drafter.propose(jobs) if jobs else []
         offered = [self._cut(drafts, job) for job, drafts in zip(jobs, proposals, strict=True)]
+        if self._adaptive is not None:
+            self._adaptive.drafted(max(map(len, offered), default=0), time.perf_counter() - started)
         for job, drafts, count in zip(jobs, offered, self._counts(jobs, [len(drafts) for drafts in offered])):
             job.seq.drafts = drafts.first(count)
 
@@ -101,6 +109,8 @@ class Speculation:
         depth = self._depth(seq)
         if seq.status is not Status.RUNNING or seq.num_computed + 1 < seq.num_tokens or depth <= 0:
             return 0
+        if seq.constraint is not None and not seq.num_in_flight and seq.constraint.forced():
+            return 0  # these tokens are appended without being sampled
         room = self._max_model_len - seq.num_tokens if self._trees else depth
         most = self._lengths.limit(seq) if self._adaptive is None else self._max_drafts
         return max(0, min(most, room))
@@ -129,7 +139,9 @@ class Speculation:
         drafts = proposal if isinstance(proposal, Drafts) else Drafts.chain(proposal)
         if not self._trees and not drafts.is_chain:
             raise ValueError("a drafter proposed a tree, but speculative.trees is off")
-        return drafts.first(job.limit).up_to_depth(job.depth)
+        drafts = drafts.first(job.limit).up_to_depth(job.depth)
+        constraint = job.seq.constraint
+        return drafts if constraint is None else within(drafts, constraint, min(job.limit, job.depth))
 
     def _counts(self, jobs: list[DraftJob], offered: list[int]) -> list[int]:
         """How many of its drafts each sequence verifies."""

@@ -32,6 +32,10 @@ class Constraint(Protocol):
         """Tokens that must come next, as far as they are known; empty where there is a choice or jumps are off."""
         ...
 
+    def expected(self) -> list[int]:
+        """As ``forced``, for drafts, which are verified: also where jumps are off or something else may ban them."""
+        ...
+
     @property
     def complete(self) -> bool:
         """The answer is finished: no further token may come."""
@@ -64,6 +68,9 @@ class AllOf:
 
     def forced(self) -> list[int]:
         return []
+
+    def expected(self) -> list[int]:
+        return next((tokens for part in self._parts if (tokens := part.expected())), [])
 
     @property
     def complete(self) -> bool:
@@ -122,6 +129,9 @@ class TokenRules:
         return copy(self)  # the history is replaced, never changed
 
     def forced(self) -> list[int]:
+        return []
+
+    def expected(self) -> list[int]:
         return []
 
     @property

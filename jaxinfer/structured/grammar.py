@@ -59,7 +59,10 @@ class GrammarConstraint:
         return forked
 
     def forced(self) -> list[int]:
-        if not self._jump or self._matcher.is_stopped():
+        return self.expected() if self._jump else []
+
+    def expected(self) -> list[int]:
+        if self._matcher.is_stopped():
             return []
         if len(self._matcher.compute_ff_bytes()) > MAX_JUMP_BYTES:
             return []

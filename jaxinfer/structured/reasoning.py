@@ -90,6 +90,11 @@ class Reasoning:
             return list(self._closing) if self._jump else []
         return self._answer.forced() if self._phase == "answer" and self._answer is not None else []
 
+    def expected(self) -> list[int]:
+        if self._closing:
+            return list(self._closing)
+        return self._answer.expected() if self._phase == "answer" and self._answer is not None else []
+
     @property
     def complete(self) -> bool:
         return self._phase == "answer" and self._answer is not None and self._answer.complete

@@ -18,6 +18,7 @@ from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.timing import ProgramSeconds
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduler.plan import StepPlan
+from jaxinfer.speculative import speculation
 from jaxinfer.speculative.acceptance import START, Acceptance
 from jaxinfer.speculative.adaptive import AdaptiveDrafts
 from jaxinfer.speculative.costs import StepCosts
@@ -32,8 +33,8 @@ pytestmark = pytest.mark.feature("adaptive drafts")
 PROGRAMS = ProgramSeconds({1: 1.0, 8: 2.0, 16: 3.0}, {1: 0.1, 8: 0.2, 16: 0.3})
 
 
-def record(tokens: int, device: float, host: float = 0.25, prefill: int = 0) -> StepRecord:
-    return StepRecord(0, 0.0, host, device, prefill, tokens, 0, tokens, 0)
+def record(tokens: int, device: float, host: float = 0.25, prefill: int = 0, **more: float) -> StepRecord:
+    return StepRecord(0, 0.0, host, device, prefill, tokens, 0, tokens, 0, **more)  # type: ignore[arg-type]
 
 
 def seconds(costs: StepCosts, tokens: int, rows: int | None = None) -> float:
@@ -41,7 +42,7 @@ def seconds(costs: StepCosts, tokens: int, rows: int | None = None) -> float:
 
 
 def test_costs_start_as_measured_and_follow_what_runs():
-    costs = StepCosts(PROGRAMS)
+    costs = StepCosts(PROGRAMS, True, 4)
     assert [seconds(costs, n) for n in (1, 2, 8, 9, 99)] == pytest.approx([1.1, 2.2, 2.2, 3.3, 3.3])
     assert seconds(costs, 8, 1) == pytest.approx(2.1)
     assert costs.host_seconds == 0
@@ -59,7 +60,7 @@ def test_costs_start_as_measured_and_follow_what_runs():
 
 def test_a_device_that_was_not_measured_is_learned():
     plan = CompilePlan.make(engines.config().scheduler, 64, 4, 1, draft_limits=(4, 8))
-    costs = StepCosts(ProgramSeconds.guessed(plan))
+    costs = StepCosts(ProgramSeconds.guessed(plan), True, 4)
     costs.observe(record(1, 0.01))
     costs.observe(record(4, 0.03))
     assert seconds(costs, 1) == pytest.approx(0.01)
@@ -126,11 +127,17 @@ class Bucketed:
 class Drafts:
     """Knows what comes, and gets a share of it wrong, at random."""
 
-    def __init__(self, outputs: dict[tuple[int, ...], Sequence[int]], right: Callable[[int], float]) -> None:
-        self._outputs, self._right = outputs, right
+    def __init__(
+        self,
+        outputs: dict[tuple[int, ...], Sequence[int]],
+        right: Callable[[int], float],
+        make: Callable[[int], None],
+    ) -> None:
+        self._outputs, self._right, self._make = outputs, right, make
         self._rng = np.random.default_rng(0)
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+        self._make(max(job.limit for job in jobs))
         return [self._drafts(job) for job in jobs]
 
     def forget(self, seq: Seq) -> None:
@@ -159,12 +166,15 @@ class Run:
     drafted: int
 
 
-def simulate(monkeypatch, cost, batch: int, right=None, outputs=None, measured=True, length=120) -> Run:
+def simulate(
+    monkeypatch, cost, batch: int, right=None, outputs=None, measured=True, length=120, making=0.0
+) -> Run:
     """Tokens per second of so many requests together; ``right`` is the share of right drafts by position, None is
-    without speculation."""
+    without speculation. ``making`` is what a draft takes to be made, those of different sequences together."""
     clock = Clock(moment=0.0002)
     monkeypatch.setattr(core, "time", clock)
     monkeypatch.setattr(simulated, "time", clock)
+    monkeypatch.setattr(speculation, "time", clock)
     settings = engines.config(
         max_num_seqs=batch,
         max_num_batched_tokens=256,
@@ -180,8 +190,11 @@ def simulate(monkeypatch, cost, batch: int, right=None, outputs=None, measured=T
         programs = ProgramSeconds.guessed(engine.plan)
         if measured:
             programs = ProgramSeconds({t: cost(t) for t in engine.plan.token_buckets}, programs.sampling)
-        adaptive = AdaptiveDrafts(StepCosts(programs), True, *SPECULATIVE.draft_limits)
-        engine.core._speculation = Speculation(Drafts(outputs, right), *SPECULATIVE.draft_limits, adaptive)
+        adaptive = AdaptiveDrafts(
+            StepCosts(programs, True, SPECULATIVE.max_drafts), *SPECULATIVE.draft_limits
+        )
+        drafter = Drafts(outputs, right, lambda depth: clock.sleep(making * depth))
+        engine.core._speculation = Speculation(drafter, *SPECULATIVE.draft_limits, adaptive)
     driver = Driver(engine, check=False)
     prompts = [(1 + i, 2, 3) for i in range(batch)]
     for i, prompt in enumerate(prompts):
@@ -223,6 +236,38 @@ def test_drafts_come_back_when_they_are_right_again(monkeypatch):
     never = simulate(monkeypatch, COSTS["memory bound"], 4, lambda _: 0.0, plain.tokens)
     assert never.rate < 1.3 * never.rate < later.rate < always.rate
     assert never.drafted < 0.5 * later.drafted
+
+
+def test_drafts_that_take_long_to_make_are_not_asked_for(monkeypatch):
+    """Half of the drafts are right and verifying them is cheap, but a draft takes half a step to be made."""
+    plain = simulate(monkeypatch, COSTS["memory bound"], 4)
+    cheap = simulate(monkeypatch, COSTS["memory bound"], 4, lambda _: 0.5, plain.tokens)
+    dear = simulate(monkeypatch, COSTS["memory bound"], 4, lambda _: 0.5, plain.tokens, making=0.005)
+    assert cheap.rate > 1.2 * plain.rate
+    assert dear.rate > 0.97 * plain.rate
+
+
+def test_what_is_lost_is_bounded_even_if_estimates_promise_too_much(monkeypatch):
+    """Drafts are believed to be right half the time, whatever happens."""
+    monkeypatch.setattr(Acceptance, "verified", lambda *_: None)
+    plain = simulate(monkeypatch, COSTS["memory bound"], 4, length=150)
+    fast = simulate(monkeypatch, COSTS["memory bound"], 4, lambda _: 0.0, plain.tokens, length=150)
+    assert 0.97 * plain.rate < fast.rate < plain.rate
+
+
+def test_drafts_in_flight_do_not_make_the_next_step_smaller(monkeypatch):
+    """The next step of a sequence has a token, whatever comes of the drafts that are verified."""
+    asked = []
+    worth = AdaptiveDrafts.worth
+
+    def noted(self, sequences, limits, tokens, rows):
+        asked.append((len(sequences), tokens, rows))
+        return worth(self, sequences, limits, tokens, rows)
+
+    monkeypatch.setattr(AdaptiveDrafts, "worth", noted)
+    plain = simulate(monkeypatch, COSTS["memory bound"], 4, length=20)
+    simulate(monkeypatch, COSTS["memory bound"], 4, lambda _: 1.0, plain.tokens, length=20)
+    assert all(tokens == rows for sequences, tokens, rows in asked if sequences == 4)
 
 
 @pytest.mark.slow

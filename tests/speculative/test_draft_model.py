@@ -107,6 +107,28 @@ def test_the_tokens_do_not_depend_on_the_draft_model(model, solo, options):
     assert engine.core.stats.drafted_tokens > engine.core.stats.accepted_tokens
 
 
+@pytest.mark.feature("structured output")
+def test_under_a_grammar_drafts_are_drawn_within_its_masks(model):
+    """So a draft model that is the target is always right there too; the form ends the answer."""
+    form = StructuredOutputs(regex="(A|B|C){4}-(D|E|F){4}-(A|B|C){4}")
+    params = [
+        SamplingParams(temperature=t, seed=i, max_tokens=20, structured_outputs=form)
+        for i, t in enumerate((0.0, 1.0))
+    ]
+    jobs = [Job(ids(PROMPTS[i]), p) for i, p in enumerate(params)]
+    jobs.append(Job(ids(PROMPTS[2]), PARAMS[1]))
+    settings = {"jump_ahead": False}
+    plain = run(model.engine(tiny_settings(**settings), tokenizer=ByteTokenizer()), jobs)
+    engine = model.engine(
+        tiny_settings(speculative=SPECULATIVE, **settings),
+        tokenizer=ByteTokenizer(),
+        drafter=draft_model(model),
+    )
+    for a, b in zip(run(engine, jobs), plain):
+        assert a.outputs[0].token_ids == b.outputs[0].token_ids
+    assert engine.core.stats.accepted_tokens == engine.core.stats.drafted_tokens > 15
+
+
 @pytest.mark.feature("prefix cache")
 def test_prefix_hits_hold_for_the_draft_model(model):
     """A second turn drafts behind blocks that the first one computed."""
