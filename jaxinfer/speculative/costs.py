@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Collection
 
 import numpy as np
 
@@ -91,7 +92,8 @@ class StepCosts:
 
     def verifying_seconds(self, tokens_X: np.ndarray, rows_X: np.ndarray) -> np.ndarray:
         """By the clock, of steps with drafts that are made already."""
-        around = _low(self._around) if self._around else self.host_seconds
+        # The host's time is one more guess: a single slow step says little.
+        around = _low([*self._around, self.host_seconds])
         return np.maximum(self.device_seconds(tokens_X, rows_X) + around, 1e-9)
 
     def drafting_seconds(self) -> np.ndarray:
@@ -144,5 +146,5 @@ def _deques(count: int) -> list[deque[float]]:
     return [deque(maxlen=RECENT) for _ in range(count)]
 
 
-def _low(values: deque[float]) -> float:
+def _low(values: Collection[float]) -> float:
     return sorted(values)[len(values) // 3]

@@ -12,10 +12,12 @@ from jaxinfer.engine.build import Engine
 from jaxinfer.engine.draft_setup import check_same_vocabulary
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.runner.follower import TargetStep
+from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.speculative.build import make_speculation
 from jaxinfer.speculative.draft_model import DraftModel
 from jaxinfer.speculative.drafter import DraftJob
 from jaxinfer.speculative.speculation import Speculation
+from jaxinfer.structured.spec import StructuredOutputs
 from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen, cold_runs
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import MIXED, TinyModel, draft_model, prompt_ids, tiny_model, tiny_settings
@@ -110,19 +112,16 @@ def test_the_tokens_do_not_depend_on_the_draft_model(model, solo, options):
 @pytest.mark.feature("structured output")
 def test_under_a_grammar_drafts_are_drawn_within_its_masks(model):
     """So a draft model that is the target is always right there too; the form ends the answer."""
-    form = StructuredOutputs(regex="(A|B|C){4}-(D|E|F){4}-(A|B|C){4}")
+    form = StructuredOutputs(regex="(A|B|C){5}(D|E|F){5}(A|B|C){5}")
     params = [
         SamplingParams(temperature=t, seed=i, max_tokens=20, structured_outputs=form)
         for i, t in enumerate((0.0, 1.0))
     ]
     jobs = [Job(ids(PROMPTS[i]), p) for i, p in enumerate(params)]
     jobs.append(Job(ids(PROMPTS[2]), PARAMS[1]))
-    settings = {"jump_ahead": False}
-    plain = run(model.engine(tiny_settings(**settings), tokenizer=ByteTokenizer()), jobs)
+    plain = run(model.engine(tiny_settings(), tokenizer=ByteTokenizer()), jobs)
     engine = model.engine(
-        tiny_settings(speculative=SPECULATIVE, **settings),
-        tokenizer=ByteTokenizer(),
-        drafter=draft_model(model),
+        tiny_settings(speculative=SPECULATIVE), tokenizer=ByteTokenizer(), drafter=draft_model(model)
     )
     for a, b in zip(run(engine, jobs), plain):
         assert a.outputs[0].token_ids == b.outputs[0].token_ids
