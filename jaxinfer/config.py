@@ -47,7 +47,7 @@ class CacheConfig(Scope):
     Attributes:
         block_size: slots per block.
         num_blocks: blocks of the pool, block 0 (padding) included; overrides ``memory``.
-        memory: bytes for the pool, as a number or "2GiB"; absent: fitted to the device by measurement.
+        memory: bytes for the pool, as a number or "2GiB", on each device; absent: fitted to the device by measurement.
         dtype: ``auto`` is the dtype of the model; 1-byte types quantize with the checkpoint's scales.
         prefix_caching: reuse the blocks of equal prefixes.
     """
@@ -121,6 +121,22 @@ class KernelConfig(Scope):
 
     backend: Literal["auto", "xla", "native", "triton", "mosaic", "reference"] = "auto"
     strict: bool = False
+
+
+class ParallelConfig(Scope):
+    """Several devices for one model; see docs/parallel.md.
+
+    Attributes:
+        tensor: devices that share every layer: its heads, the width of its MLP, and the vocabulary.
+        expert: devices, times ``tensor``, that share the experts of sparse layers; they also share all else.
+    """
+
+    tensor: int = Field(default=1, ge=1)
+    expert: int = Field(default=1, ge=1)
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.expert
 
 
 class SpeculativeConfig(Scope):
@@ -298,6 +314,7 @@ class EngineConfig(Scope):
     scheduler: SchedulerConfig = SchedulerConfig()
     compile: CompileConfig = CompileConfig()
     kernel: KernelConfig = KernelConfig()
+    parallel: ParallelConfig = ParallelConfig()
     structured: StructuredConfig = StructuredConfig()
     speculative: SpeculativeConfig = SpeculativeConfig()
     server: ServerConfig = ServerConfig()
@@ -310,6 +327,26 @@ class EngineConfig(Scope):
             raise ValueError(
                 f"speculative.tree_depth and tree_top_k: a tree that grows takes (depth - 1) * top_k + 1 = {needed} "
                 f"tokens in a step, but scheduler.max_num_batched_tokens is {limit}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_device_features(self) -> Self:
+        devices = self.parallel.num_devices
+        if devices > 1 and self.model.weights == "stored":
+            raise ValueError(
+                f"model.weights is 'stored' and parallel asks for {devices} devices: weights in the form in which a "
+                "checkpoint stores them are not spread over devices; allowed are auto and float"
+            )
+        if devices > 1 and self.model.activations == "int8":
+            raise ValueError(
+                f"model.activations is 'int8' and parallel asks for {devices} devices: 8-bit activations need weights "
+                "in the form in which a checkpoint stores them, which are not spread over devices; allowed is float"
+            )
+        if devices > 1 and self.speculative.model is not None:
+            raise ValueError(
+                f"speculative.model is set and parallel asks for {devices} devices: draft models and heads need one "
+                "device; drafters without a model (ngram, suffix) work"
             )
         return self
 

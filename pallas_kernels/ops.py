@@ -2,13 +2,60 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import jax
 
 from pallas_kernels.gate.reference import gate
 from pallas_kernels.rms_norm.reference import rms_norm
 from pallas_kernels.sampling.reference import Draws
+
+
+class Shards(Protocol):
+    """How devices that run one program share its arrays. Logical axes have names; see ``sharding.axes``."""
+
+    def size(self, name: str | None) -> int:
+        """Number of shares of a logical axis."""
+        ...
+
+    def local(self, axis: Any, size: int) -> int:
+        """Entries of a dimension of ``size`` entries that one device holds; ``axis`` as ``sharding.axes.Axis``."""
+        ...
+
+    def index(self, name: str | None) -> jax.Array | int:
+        """Which share of a logical axis this device holds."""
+        ...
+
+    def sum(self, x: jax.Array, *names: str | None) -> jax.Array:
+        """The sum of what the devices hold that share these logical axes."""
+        ...
+
+    def join(self, x: jax.Array, name: str | None) -> jax.Array:
+        """The shares of a logical axis, one behind the other along the last dimension."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    """``Shards`` of a program that runs alone."""
+
+    def size(self, name: str | None) -> int:
+        return 1
+
+    def local(self, axis: Any, size: int) -> int:
+        return size
+
+    def index(self, name: str | None) -> jax.Array | int:
+        return 0
+
+    def sum(self, x: jax.Array, *names: str | None) -> jax.Array:
+        return x
+
+    def join(self, x: jax.Array, name: str | None) -> jax.Array:
+        return x
+
+
+ALONE: Shards = OneDevice()
 
 
 @dataclass(frozen=True)
@@ -29,6 +76,7 @@ class Ops:
         grouped_matmul: ``grouped_matmul``.
         truncated_draw: ``truncated_draw`` of ``sampling``; None: the sampler's own formulation, which is made for CPUs.
         platform: "cpu" or "gpu": the kind of device that the ops are made for, which decides how pools are held.
+        shards: what the devices that run the model together hold of it, and how they add or join their shares.
     """
 
     attention: Callable[..., jax.Array]
@@ -44,3 +92,4 @@ class Ops:
     rms_norm: Callable[..., tuple[jax.Array, jax.Array]] = rms_norm
     gate: Callable[..., jax.Array] = gate
     packed_formats: tuple[str, ...] = ()
+    shards: Shards = ALONE

@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests build the same programs again and again, in several processes: compile each of them once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".cache" / "xla-tests"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    # For tests of models on several devices; all others use the first one. Fixed when JAX starts.
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
     if config.getoption("--unoptimized"):
         # A default: jitted functions with options of their own keep them. In the environment, also because JAX takes
         # what it finds there into the keys of its cache.

@@ -202,3 +202,25 @@ def test_bad_sizes(text):
 @pytest.mark.parametrize("text", ["1.2.3GB", "."])
 def test_bad_numbers_in_sizes(text):
     test_bad_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"parallel": {"tensor": 2}, "model": {"weights": "stored"}},
+            "'stored' and parallel asks for 2 devices",
+        ),
+        (
+            {"parallel": {"expert": 2}, "model": {"activations": "int8"}},
+            "'int8' and parallel asks for 2 devices: 8-bit activations need weights in the form",
+        ),
+        (
+            {"parallel": {"tensor": 2, "expert": 2}, "speculative": {"drafter": "model", "model": "x"}},
+            "parallel asks for 4 devices: draft models and heads need one",
+        ),
+    ],
+)
+def test_what_needs_one_device_is_told(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.load("some/model", overrides)

@@ -106,6 +106,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             setup.plan,
             eos_token_ids,
             setup.ops.truncated_draw,
+            setup.layout,
             typical_of(config.speculative),
         )
         functions = _compile_first(setup, sampler)
@@ -134,6 +135,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         hidden_size=setup.model.hidden_size,
         dtype=setup.dtype,
         follower=drafter,
+        layout=setup.layout,
     )
     return assemble(
         config,
@@ -237,9 +239,9 @@ def assemble(
 
 def _compile_first(setup: ModelSetup, sampler: DeviceSampler) -> StepFunctions:
     """The model's functions; what every request needs and no weights is compiled."""
-    functions = StepFunctions.make(setup.parts, setup.plan, setup.groups)
+    functions = StepFunctions.make(setup.parts, setup.plan, setup.groups, setup.layout)
     hidden_XD = jax.ShapeDtypeStruct((setup.plan.token_buckets[-1], setup.model.hidden_size), setup.dtype)
-    functions.compile_head(setup.parts, hidden_XD, setup.plan.row_buckets[0])
+    functions.compile_head(setup.parts, hidden_XD, setup.plan.row_buckets[0], setup.layout)
     sampler.compile_one_row()
     return functions
 

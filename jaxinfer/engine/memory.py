@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable, Hashable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +10,11 @@ import jax.numpy as jnp
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.batch.packing import Packing
 from jaxinfer.config import EngineConfig
-from jaxinfer.kv_cache.allocate import addressable_blocks, allocate, bytes_per_block, split_memory
+from jaxinfer.kv_cache.allocate import addressable_blocks, bytes_per_block, cache_structs, split_memory
 from jaxinfer.kv_cache.layout import LayerKVSpec
-from jaxinfer.models.segments import SegmentedModel, Struct, run_segment
+from jaxinfer.models.segments import SegmentedModel, Struct
+from jaxinfer.runner.programs import StepFunctions
+from sharding.layout import WHOLE, Layout
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,15 @@ def fit_blocks(
     groups: tuple[int, ...],
     cache_dtype: jnp.dtype,
     temporary_bytes: Callable[[], int],
+    num_devices: int = 1,
 ) -> tuple[int, ...]:
     """Blocks of each KV group.
 
     Args:
+        specs: what one device stores; ``cache.memory`` is that of one device, too.
         temporary_bytes: what the largest programs need beside weights and cache; asked only if the size is not
             configured, since it takes a compilation to know.
+        num_devices: that share the memory of the host, if they are CPUs.
 
     Raises:
         ValueError: there is no room for one sequence of full length, or kernels could not address so many blocks.
@@ -55,7 +59,7 @@ def fit_blocks(
                 f"at most {min(allowed)} blocks, or more than {2 * min(allowed)}"
             )
         return asked
-    memory = cache.memory if cache.memory is not None else _free_memory(temporary_bytes())
+    memory = cache.memory if cache.memory is not None else _free_memory(temporary_bytes(), num_devices)
     blocks = split_memory(
         memory,
         bytes_per_block(specs, groups, cache.block_size, cache_dtype),
@@ -72,29 +76,33 @@ def fit_blocks(
 
 def measure_temporaries(
     model: SegmentedModel,
+    functions: StepFunctions,
     plan: CompilePlan,
     specs: tuple[LayerKVSpec, ...],
-    groups: tuple[int, ...],
     cache_dtype: jnp.dtype,
+    layout: Layout,
 ) -> int:
-    """Bytes that the largest step needs beside weights and cache: compiles its segments and reads what they take."""
-    packing = Packing.make(plan, plan.token_buckets[-1])
-    batch = jax.eval_shape(packing.unpack, jax.ShapeDtypeStruct((packing.size,), jnp.int32))
-    x_TD, ropes = jax.eval_shape(model.embed, model.structs(model.embed_paths), batch)
+    """Bytes that the largest step needs on a device beside weights and cache: compiles its segments and reads what they
+    take."""
+    bucket = plan.token_buckets[-1]
+    packed = jax.ShapeDtypeStruct((Packing.make(plan, bucket).size,), jnp.int32)
+    newest_W = jax.ShapeDtypeStruct((plan.max_num_seqs + 1,), jnp.int32)
+    embed_leaves = model.placed_structs(model.embed_paths, layout)
+    step = jax.eval_shape(lambda *args: functions.embed(*args, bucket), embed_leaves, newest_W, packed)
+    x_TD, ropes, batch = jax.tree.map(lambda struct: layout.struct(struct, WHOLE), step)
     # The cache's size is what is to be found out; a segment's temporaries do not depend on it.
-    num_blocks = (2,) * plan.num_groups
-    cache = jax.eval_shape(partial(allocate, specs, groups, num_blocks, plan.block_size, cache_dtype, {}))
+    cache = cache_structs(specs, 2, plan.block_size, cache_dtype, layout)
     largest = 0
     # Segments of a kind may hold their weights in different forms, and then need different space.
     distinct = {(s.kind, _form(model.structs(s.paths))): s for s in model.segments}
     for segment in distinct.values():
         part = cache[segment.first : segment.first + segment.num_layers]
-        program = jax.jit(partial(run_segment, segment.kind), donate_argnums=(1, 2))
-        compiled = program.lower(model.structs(segment.paths), part, x_TD, ropes, batch).compile()
+        leaves = model.placed_structs(segment.paths, layout)
+        compiled = functions.segments[segment.kind].lower(leaves, part, x_TD, ropes, batch).compile()
         usage = compiled.memory_analysis()
         largest = max(largest, usage.temp_size_in_bytes if usage is not None else 0)
     rows = max(plan.row_buckets[-1], plan.scored_rows)
-    logits = LOGITS_COPIES * 4 * rows * model.config.vocab_size
+    logits = LOGITS_COPIES * 4 * rows * model.config.vocab_size // layout.rules.size("vocab")
     steps_in_flight = 2
     return largest + logits + steps_in_flight * x_TD.size * x_TD.dtype.itemsize
 
@@ -104,11 +112,12 @@ def _form(structs: tuple[Struct, ...]) -> Hashable:
     return structure, tuple(leaves)
 
 
-def _free_memory(reserved: int) -> int:
-    """Bytes that the cache may take on the device: what is free now, less what the programs need."""
+def _free_memory(reserved: int, num_devices: int) -> int:
+    """Bytes that the cache may take on a device: what is free now, less what the programs need."""
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         free = stats["bytes_limit"] * (1 - MARGIN) - stats["bytes_in_use"] - reserved
     else:
-        free = HOST_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - reserved
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = HOST_SHARE * available / num_devices - reserved
     return max(int(free), 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +18,21 @@ from jaxinfer.checkpoints.stored_form import StoredForm, stored_forms
 from jaxinfer.checkpoints.weight_map import WeightMap
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.memory import fit_blocks, measure_temporaries
-from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate
+from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate, local_specs
 from jaxinfer.kv_cache.layout import KVCache, LayerKVSpec, group_layers
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import family, parse_config
-from jaxinfer.models.segments import SegmentedModel, segmented_model
+from jaxinfer.models.segments import SegmentedModel, Struct, segmented_model
+from jaxinfer.runner.programs import StepFunctions
 from pallas_kernels.gpus import Generation, generation_of
 from pallas_kernels.kv_storage import storage_dtype
 from pallas_kernels.linear.packed import PackedWeight
 from pallas_kernels.ops import Ops
 from pallas_kernels.precision import compute_dtype
 from pallas_kernels.select import select_ops
+from sharding.layout import Layout
+from sharding.mesh import make_layout
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total): called during long parts of the start."""
@@ -57,15 +61,18 @@ class ModelSetup:
     """A model that is opened and described, but not loaded.
 
     Attributes:
+        shapes: of every parameter as a whole; ``parts`` has those of one device's shares.
         forms: parameters that are held in the form in which the checkpoint stores them.
         dtype: of activations and all other parameters; ``cache_dtype`` of K and V, held as ``stored_dtype``.
         windows, groups: sliding window of each KV group, and the group of each layer.
+        layout: the devices that share the model.
     """
 
     files: ModelFiles
     model: TransformerConfig
     ops: Ops
     parts: SegmentedModel
+    shapes: dict[str, Struct]
     forms: dict[str, StoredForm]
     dtype: jnp.dtype
     cache_dtype: jnp.dtype
@@ -74,6 +81,7 @@ class ModelSetup:
     windows: tuple[int | None, ...]
     groups: tuple[int, ...]
     plan: CompilePlan
+    layout: Layout
 
 
 def set_up_model(
@@ -87,8 +95,10 @@ def set_up_model(
 
     Raises:
         CheckpointError: the model cannot be found or read.
-        ValueError: the model asks for something unknown, or ``max_model_len`` exceeds what it supports.
+        ValueError: the model asks for something unknown, ``max_model_len`` exceeds what it supports, or there are too
+            few devices, or they cannot share it.
     """
+    layout = make_layout(jax.devices(), config.parallel.tensor, config.parallel.expert)
     files = open_model(resolve_reference(config.model.reference, config.model.sha256))
     model = parse_config(files.config)
     max_model_len = config.model.max_model_len or min(model.max_position, longest or model.max_position)
@@ -99,7 +109,7 @@ def set_up_model(
     ops = select_ops(
         config.kernel.backend, jax.default_backend(), config.kernel.strict, _gpu_generation(jax.devices()[0])
     )
-    stored = _keep_stored(config, ops)
+    stored = layout.num_devices == 1 and _keep_stored(config, ops)
     if config.model.activations == "int8":
         ops = _with_int8_activations(ops, stored)
     declared, _ = resolve_dtype(config.model.dtype, files.config, files.source)
@@ -107,15 +117,19 @@ def set_up_model(
     dtype = jnp.dtype(jnp.float32) if stored else compute_dtype(declared, jax.default_backend())
     own = declared if stored else dtype  # the same kernels read K and V of 16 bits as fast as they come
     cache_dtype = jnp.dtype(own if config.cache.dtype == "auto" else CACHE_DTYPES[config.cache.dtype])
-    parts = segmented_model(
+    build = partial(
+        segmented_model,
         model,
-        ops,
-        dtype,
+        dtype=dtype,
         param_dtype=dtype,
         max_model_len=max_model_len,
         layers_per_segment=config.compile.layers_per_segment,
         cuts=() if cuts_of is None else cuts_of(model),
     )
+    whole = parts = build(ops)
+    if layout.num_devices > 1:
+        ops = replace(ops, shards=layout.rules)
+        parts = build(ops)
     forms: dict[str, StoredForm] = {}
     if stored:
         names = _weight_map(files, model)
@@ -131,6 +145,7 @@ def set_up_model(
         model=model,
         ops=ops,
         parts=replace(parts, shapes={**parts.shapes, **structs}),
+        shapes={**whole.shapes, **structs},
         forms=forms,
         dtype=dtype,
         cache_dtype=cache_dtype,
@@ -147,6 +162,7 @@ def set_up_model(
             draft_limits=config.speculative.draft_limits,
             tree_nodes=config.speculative.tree_nodes,
         ),
+        layout=layout,
     )
 
 
@@ -175,10 +191,12 @@ def _weight_map(files: ModelFiles, model: TransformerConfig) -> WeightMap:
 
 
 def load_weights(setup: ModelSetup, progress: Progress | None = None) -> dict[str, Param]:
-    """Reads the parameters onto the device, one tensor at a time."""
+    """Reads the parameters onto the devices, one at a time, each share straight onto its own."""
 
-    def place(_: str, weight: np.ndarray | PackedWeight) -> Param:
-        return jax.device_put(weight)
+    def place(path: str, weight: np.ndarray | PackedWeight) -> Param:
+        if isinstance(weight, PackedWeight):
+            return jax.device_put(weight)
+        return setup.layout.place(weight, setup.parts.axes[path])
 
     def report(done: int, total: int) -> None:
         if progress is not None:
@@ -186,7 +204,7 @@ def load_weights(setup: ModelSetup, progress: Progress | None = None) -> dict[st
 
     names = _weight_map(setup.files, setup.model)
     unused = family(setup.model.architecture).unused(setup.model)
-    return load_params(setup.parts.shapes, names, setup.files.source, place, report, setup.forms, unused)
+    return load_params(setup.shapes, names, setup.files.source, place, report, setup.forms, unused)
 
 
 def allocate_cache(config: EngineConfig, setup: ModelSetup, num_blocks: tuple[int, ...]) -> KVCache:
@@ -196,7 +214,8 @@ def allocate_cache(config: EngineConfig, setup: ModelSetup, num_blocks: tuple[in
         num_blocks: of each KV group.
     """
     specs, scales = kv_specs(setup.model), _kv_scales(setup)
-    return allocate(specs, setup.groups, num_blocks, config.cache.block_size, setup.stored_dtype, scales)
+    block_size, dtype = config.cache.block_size, setup.stored_dtype
+    return allocate(specs, setup.groups, num_blocks, block_size, dtype, scales, setup.layout)
 
 
 def size_cache(config: EngineConfig, setup: ModelSetup, more: MoreLayers = NO_LAYERS) -> tuple[int, ...]:
@@ -205,19 +224,21 @@ def size_cache(config: EngineConfig, setup: ModelSetup, more: MoreLayers = NO_LA
     Raises:
         ValueError: there is no room for one sequence of full length.
     """
-    specs = kv_specs(setup.model)
+    specs, layout = kv_specs(setup.model), setup.layout
 
     def temporaries() -> int:
-        return measure_temporaries(setup.parts, setup.plan, specs, setup.groups, setup.stored_dtype)
+        functions = StepFunctions.make(setup.parts, setup.plan, setup.groups, layout)
+        return measure_temporaries(setup.parts, functions, setup.plan, specs, setup.stored_dtype, layout)
 
     return fit_blocks(
         config,
         setup.plan,
-        specs + more.specs,
+        local_specs(specs + more.specs, layout),
         setup.windows,
         setup.groups + more.groups,
         setup.cache_dtype,
         temporaries,
+        layout.num_devices,
     )
 
 

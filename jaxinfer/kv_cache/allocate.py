@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoints.kv_scales import LayerScales
-from jaxinfer.kv_cache.layout import KVCache, LayerKV, LayerKVSpec
+from jaxinfer.kv_cache.layout import KVCache, LayerKV, LayerKVSpec, kv_partition
+from jaxinfer.layers.attention import kv_heads
 from pallas_kernels.pool_limits import MAX_OFFSETS_32, offsets_fit
+from sharding.layout import ONE_DEVICE, Layout
 
 CACHE_DTYPES = {
     "float32": jnp.float32,
@@ -28,28 +32,63 @@ def allocate(
     block_size: int,
     dtype: jnp.dtype,
     scales: LayerScales,
+    layout: Layout = ONE_DEVICE,
 ) -> KVCache:
-    """Zeroed pools for every layer.
+    """Zeroed pools for every layer, spread over KV heads. Latents are one head, which every device holds.
 
     Args:
+        specs: of the model.
         groups: KV group of each layer.
         num_blocks: N of each group.
         scales: of a quantized cache; layers that are absent have scale 1.
     """
+    partition = kv_partition(layout.rules)
+    shapes = [
+        [
+            layout.joined_shape((num_blocks[group], spec.num_kv_heads, block_size, width), partition.k_NKSh)  # type: ignore[arg-type]
+            for width in spec.widths
+        ]
+        for spec, group in zip(local_specs(specs, layout), groups)
+    ]
+    pools = layout.make(
+        lambda: [[jnp.zeros(shape, dtype) for shape in pair] for pair in shapes], partition.k_NKSh
+    )
+
+    def per_head(scale: np.ndarray, num_heads: int) -> jax.Array:
+        whole_K = np.broadcast_to(scale.astype(np.float32), (num_heads,))
+        return layout.place(whole_K, ((kv_heads(num_heads),),))
+
     cache = []
-    for layer, spec in enumerate(specs):
-        shape = (num_blocks[groups[layer]], spec.num_kv_heads, block_size)
-        k_NKSh, v_NKSh = (jnp.zeros((*shape, width), dtype) for width in spec.widths)
+    for layer, (spec, (k_NKSh, v_NKSh)) in enumerate(zip(specs, pools)):
         k_scale, v_scale = scales.get(layer, (np.ones(1), np.ones(1)))
-        cache.append(
-            LayerKV(
-                k_NKSh,
-                v_NKSh,
-                _per_head(k_scale, spec.num_kv_heads),
-                _per_head(v_scale, spec.num_kv_heads),
-            )
-        )
+        K = spec.num_kv_heads
+        cache.append(LayerKV(k_NKSh, v_NKSh, per_head(k_scale, K), per_head(v_scale, K)))
     return tuple(cache)
+
+
+def cache_structs(
+    specs: Sequence[LayerKVSpec], num_blocks: int, block_size: int, dtype: jnp.dtype, layout: Layout
+) -> KVCache:
+    """Shapes of a cache whose pools all have so many blocks."""
+    partition = kv_partition(layout.rules)
+    layers = []
+    for spec in local_specs(specs, layout):
+        shape = (num_blocks, spec.num_kv_heads, block_size)
+        k_NKSh: Any
+        v_NKSh: Any
+        k_NKSh, v_NKSh = (jax.ShapeDtypeStruct((*shape, width), dtype) for width in spec.widths)
+        scale: Any = jax.ShapeDtypeStruct((spec.num_kv_heads,), jnp.float32)
+        layers.append(jax.tree.map(layout.struct, LayerKV(k_NKSh, v_NKSh, scale, scale), partition))
+    return tuple(layers)
+
+
+def local_specs(specs: Sequence[LayerKVSpec], layout: Layout) -> tuple[LayerKVSpec, ...]:
+    """What one device stores of each layer."""
+
+    def local(K: int) -> int:
+        return layout.rules.local((kv_heads(K),), K)
+
+    return tuple(replace(spec, num_kv_heads=local(spec.num_kv_heads)) for spec in specs)
 
 
 def bytes_per_block(
@@ -109,7 +148,3 @@ def addressable_blocks(
         if not offsets_fit((fitting[group], *block), dtype)[0]:
             fitting[group] = MAX_OFFSETS_32 // math.prod(block)
     return tuple(fitting)
-
-
-def _per_head(scale: np.ndarray, num_heads: int) -> jax.Array:
-    return jnp.asarray(np.broadcast_to(scale.astype(np.float32), (num_heads,)))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import jax
 from jax.tree_util import register_dataclass
 
+from sharding.axes import AxisRules
+
 
 @register_dataclass
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class LayerKV:
 
 
 KVCache = tuple[LayerKV, ...]
+
+
+def kv_partition(rules: AxisRules) -> LayerKV:
+    """How a layer's arrays are spread: ``PartitionSpec``s in their places."""
+    pool, scale = rules.spec((None, "kv_heads")), rules.spec(("kv_heads",))
+    return LayerKV(pool, pool, scale, scale)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,18 @@ from jaxinfer.layers.linear import Linear
 from jaxinfer.layers.norm import RMSNorm
 from jaxinfer.models.config import TransformerConfig
 from pallas_kernels.ops import Ops
+from sharding.axes import Part
+
+
+def kv_heads(num_kv_heads: int, width: int = 1) -> Part:
+    """KV heads as (a part of) a dimension: where there are fewer than devices, several devices hold the same one."""
+    return Part("kv_heads", num_kv_heads, width, repeat=True)
 
 
 class Attention(nnx.Module):
     """Grouped-query attention (Ainslie et al., 2023), with q, k and v in one projection.
+
+    Devices share the query heads, each with the KV heads that its queries need.
 
     Args:
         in_features: width of the input, where it is not the model's.
@@ -30,7 +38,7 @@ class Attention(nnx.Module):
         in_features: int | None = None,
     ) -> None:
         H, K, h = config.num_heads, config.num_kv_heads, config.head_dim
-        self.heads = (H, K, h)
+        self.heads = (ops.shards.local("heads", H), ops.shards.local((kv_heads(K),), K), h)
         self.scale = config.query_scale
         self.soft_cap = config.attention_soft_cap
         self.window = window
@@ -39,7 +47,7 @@ class Attention(nnx.Module):
         self.qkv = Linear(
             in_features or config.hidden_size,
             (H + 2 * K) * h,
-            axes=("qkv", "embed"),
+            axes=((Part("heads", H, h), kv_heads(K, h), kv_heads(K, h)), "embed"),
             bias=config.qkv_bias,
             ops=ops,
             param_dtype=param_dtype,

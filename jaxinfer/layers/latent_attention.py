@@ -17,7 +17,11 @@ NORM_EPS = 1e-6
 
 
 class HeadProjection(nnx.Module):
-    """One matrix ``[m, r]`` for each head, held as ``[H * m, r]``; plain arrays, as the product is batched."""
+    """One matrix ``[m, r]`` for each head, held as ``[H * m, r]``; plain arrays, as the product is batched.
+
+    Args:
+        num_heads: of this device.
+    """
 
     def __init__(self, num_heads: int, features: int, rank: int, param_dtype: jnp.dtype) -> None:
         self.shape = (num_heads, features, rank)
@@ -46,7 +50,8 @@ class LatentAttention(nnx.Module):
     instead of those of H keys and H values. It is so for every row of a step. A long prefill chunk would take fewer
     operations with the keys and values formed; it gives the same.
 
-    All parameters with the axis "heads" are split by heads; the others, and the cache, are the same on every device.
+    Devices share the heads: all parameters with the axis "heads" are split by them, and the outputs added. The other
+    parameters and the latents, with their cache, are the same on every device.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class LatentAttention(nnx.Module):
     ) -> None:
         D, H, bias = config.hidden_size, config.num_heads, config.qkv_bias
         self.latent = latent
-        self.num_heads = H
+        self.num_heads = ops.shards.local("heads", H)
         self.scale = config.query_scale
         self.group = group
         self.ops = ops
@@ -76,8 +81,8 @@ class LatentAttention(nnx.Module):
         self.query_norm = None if rank is None else RMSNorm(rank, NORM_EPS, 0.0, None)
         self.query = linear(rank or D, queries, ("heads", "embed" if rank is None else None), False)
         self.norm = RMSNorm(latent.rank, NORM_EPS, 0.0, None)
-        self.key_up = HeadProjection(H, latent.plain_dim, latent.rank, param_dtype)
-        self.value_up = HeadProjection(H, latent.value_dim, latent.rank, param_dtype)
+        self.key_up = HeadProjection(self.num_heads, latent.plain_dim, latent.rank, param_dtype)
+        self.value_up = HeadProjection(self.num_heads, latent.value_dim, latent.rank, param_dtype)
         self.output = linear(H * latent.value_dim, D, ("embed", "heads"), config.output_bias)
 
     def __call__(

@@ -7,6 +7,13 @@ from flax import nnx
 from jaxinfer.layers.linear import Linear
 from jaxinfer.models.config import Activation
 from pallas_kernels.ops import Ops
+from sharding.axes import Part
+
+
+def gate_up_axes(name: str, intermediate_size: int) -> tuple[tuple[Part, ...], str]:
+    """Axes of the weight of gate and up, one below the other: each device holds its share of either."""
+    part = Part(name, intermediate_size)
+    return (part, part), "embed"
 
 
 class MLP(nnx.Module):
@@ -27,7 +34,7 @@ class MLP(nnx.Module):
         self.gate_up = Linear(
             hidden_size,
             2 * intermediate_size,
-            axes=("gate_up", "embed"),
+            axes=gate_up_axes("mlp", intermediate_size),
             bias=bias,
             ops=ops,
             param_dtype=param_dtype,

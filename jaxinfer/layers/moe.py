@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.layers.linear import Linear
-from jaxinfer.layers.mlp import MLP
+from jaxinfer.layers.mlp import MLP, gate_up_axes
 from jaxinfer.models.config import Activation, ExpertGroups, MoEConfig
 from pallas_kernels.ops import Ops
 
@@ -13,19 +13,27 @@ SMALLEST_SUM = 1e-20
 
 
 class Experts(nnx.Module):
-    """Weights of all experts, ``[E, out, in]``, gate and up in one."""
+    """Weights of a device's experts, ``[E, out, in]``, gate and up in one."""
 
-    def __init__(self, moe: MoEConfig, hidden_size: int, param_dtype: jnp.dtype) -> None:
-        E, F, D = moe.num_experts, moe.intermediate_size, hidden_size
+    def __init__(self, moe: MoEConfig, hidden_size: int, *, ops: Ops, param_dtype: jnp.dtype) -> None:
+        D = hidden_size
+        E = ops.shards.local("experts", moe.num_experts)
+        F = ops.shards.local("expert_mlp", moe.intermediate_size)
         self.gate_up = nnx.Param(
-            jnp.zeros((E, 2 * F, D), param_dtype), logical_axes=("experts", "gate_up", "embed")
+            jnp.zeros((E, 2 * F, D), param_dtype),
+            logical_axes=("experts", *gate_up_axes("expert_mlp", moe.intermediate_size)),
         )
-        self.down = nnx.Param(jnp.zeros((E, D, F), param_dtype), logical_axes=("experts", "embed", "mlp"))
+        self.down = nnx.Param(
+            jnp.zeros((E, D, F), param_dtype), logical_axes=("experts", "embed", "expert_mlp")
+        )
 
 
 class SparseMLP(nnx.Module):
     """Mixture of experts with routing to the ``experts_per_token`` best (Shazeer et al., 2017), if so configured with
     groups, a bias of the choice and a shared expert (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+
+    Devices that share the experts all route all tokens; each computes what its own experts add, and the sum of that is
+    the output of all. The shared expert is an MLP like any other: it adds its own sum, once.
 
     Args:
         bias: whether the shared expert has biases.
@@ -59,7 +67,7 @@ class SparseMLP(nnx.Module):
             if moe.choice_bias
             else None
         )
-        self.experts = Experts(moe, hidden_size, param_dtype)
+        self.experts = Experts(moe, hidden_size, ops=ops, param_dtype=param_dtype)
         self.shared = (
             MLP(hidden_size, moe.shared_size, activation, bias=bias, ops=ops, param_dtype=param_dtype)
             if moe.shared_size
@@ -87,10 +95,12 @@ class SparseMLP(nnx.Module):
     def __call__(self, x_TD: jax.Array, valid_T: jax.Array) -> jax.Array:
         """Output ``[T, D]``; rows where ``valid_T`` is False reach no expert and give 0."""
         T, D = x_TD.shape
-        E, X = self.moe.num_experts, self.moe.experts_per_token
+        E, X = self.experts.down.shape[0], self.moe.experts_per_token
         weight_TX, expert_TX = self.route(x_TD)
-        # Padding goes to an expert that does not exist: it sorts last and belongs to no group.
-        expert_A = jnp.where(valid_T[:, None], expert_TX, E).reshape(T * X)
+        expert_TX = expert_TX - self.ops.shards.index("experts") * E
+        mine_TX = valid_T[:, None] & (expert_TX >= 0) & (expert_TX < E)
+        # Padding, and experts of other devices, go to one that does not exist: it sorts last and belongs to no group.
+        expert_A = jnp.where(mine_TX, expert_TX, E).reshape(T * X)
         order_A = jnp.argsort(expert_A, stable=True)
         sizes_E = jnp.zeros((E,), jnp.int32).at[expert_A].add(1, mode="drop")
 
@@ -100,11 +110,10 @@ class SparseMLP(nnx.Module):
         place_A = jnp.zeros_like(order_A).at[order_A].set(jnp.arange(T * X, dtype=order_A.dtype))
         y_TXD = y_AD[place_A].reshape(T, X, D).astype(jnp.float32)
         # ``where``, because the routing weights of padding may be NaN.
-        weight_TX = jnp.where(valid_T[:, None], weight_TX, 0.0)
-        y_TD = jnp.sum(y_TXD * weight_TX[..., None], axis=1)
-        if self.shared is not None:
-            y_TD = y_TD + jnp.where(valid_T[:, None], self.shared(x_TD).astype(jnp.float32), 0.0)
-        return y_TD.astype(x_TD.dtype)
+        weight_TX = jnp.where(mine_TX, weight_TX, 0.0)
+        y_TD = jnp.sum(y_TXD * weight_TX[..., None], axis=1).astype(x_TD.dtype)
+        y_TD = self.ops.shards.sum(y_TD, "experts", "expert_mlp")
+        return y_TD if self.shared is None else y_TD + jnp.where(valid_T[:, None], self.shared(x_TD), 0)
 
 
 def _within_groups(choice_TE: jax.Array, groups: ExpertGroups) -> jax.Array:

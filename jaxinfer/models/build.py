@@ -12,6 +12,7 @@ from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.registry import family
 from pallas_kernels.ops import Ops
+from sharding.axes import Axis
 
 
 class AbstractModel(NamedTuple):
@@ -50,11 +51,11 @@ def abstract_model(
     return AbstractModel(graphdef, shapes, partial(_merge, graphdef, keys))
 
 
-def logical_axes(config: TransformerConfig, ops: Ops, dtype: jnp.dtype) -> dict[str, tuple[str | None, ...]]:
-    """Logical axis names of each parameter, by path.
+def logical_axes(config: TransformerConfig, ops: Ops, dtype: jnp.dtype) -> dict[str, tuple[Axis, ...]]:
+    """Logical axes of each parameter, by path.
 
-    "vocab", "embed", "heads" (H times a width), "mlp" and "experts" are what they say; "qkv" is the concatenation of
-    H * h, K * h and K * h ("heads" and twice "kv_heads"), and "gate_up" of two "mlp". None is never sharded.
+    "vocab", "embed", "heads", "kv_heads", "mlp", "experts" and "expert_mlp" (the width of one expert) are what they
+    say. A dimension may be several parts, one behind the other: q, k and v, or gate and up. None is never sharded.
     """
     _, flat = _abstract(config, ops, dtype, None, None)
     return {path: p.get_metadata()["logical_axes"] for path, p in flat.items()}

@@ -10,7 +10,7 @@ from jaxinfer.batch.forward_batch import ForwardBatch
 from jaxinfer.kv_cache.layout import KVCache, LayerKV, LayerKVSpec, group_layers
 from jaxinfer.layers.attention import Attention
 from jaxinfer.layers.latent_attention import LatentAttention
-from jaxinfer.layers.linear import Embedding, Linear
+from jaxinfer.layers.linear import Embedding, Linear, vocab_axis
 from jaxinfer.layers.mlp import MLP
 from jaxinfer.layers.moe import SparseMLP
 from jaxinfer.layers.norm import RMSNorm
@@ -44,6 +44,8 @@ def valid_tokens(batch: ForwardBatch) -> jax.Array:
 def head_logits(config: TransformerConfig, output: Embedding | Linear, hidden_PD: jax.Array) -> jax.Array:
     """Float32 logits ``[P, V]`` of hidden states after the final norm, soft cap included.
 
+    Devices that share the vocabulary have the logits of their tokens; what fills their shares up has -inf.
+
     Args:
         output: the head, or the embedding it is tied to.
     """
@@ -51,8 +53,12 @@ def head_logits(config: TransformerConfig, output: Embedding | Linear, hidden_PD
         logits_PV = output.logits(hidden_PD)
     else:
         logits_PV = output(hidden_PD, out_dtype=jnp.dtype(jnp.float32))
-    cap = config.final_soft_cap
-    return logits_PV if cap is None else cap * jnp.tanh(logits_PV / cap)
+    cap, shards, V = config.final_soft_cap, output.ops.shards, logits_PV.shape[1]
+    logits_PV = logits_PV if cap is None else cap * jnp.tanh(logits_PV / cap)
+    if shards.size("vocab") == 1:
+        return logits_PV
+    token_V = shards.index("vocab") * V + jnp.arange(V)
+    return jnp.where(token_V < config.vocab_size, logits_PV, -jnp.inf)
 
 
 class DecoderLayer(nnx.Module):
@@ -142,7 +148,7 @@ class DecoderLM(nnx.Module):
             else Linear(
                 config.hidden_size,
                 config.vocab_size,
-                axes=("vocab", "embed"),
+                axes=(vocab_axis(config.vocab_size), "embed"),
                 bias=False,
                 ops=ops,
                 param_dtype=param_dtype,

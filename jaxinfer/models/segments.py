@@ -5,7 +5,7 @@ compiles one segment and runs it several times. Compared with one program for al
 compile by the number of segments, at the price of one dispatch per segment.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jaxinfer.batch.forward_batch import ForwardBatch
 from jaxinfer.kv_cache.layout import KVCache, LayerKV
@@ -24,6 +25,8 @@ from jaxinfer.models.decoder import DecoderLayer, DecoderLM, head_logits, rope_t
 from jaxinfer.models.registry import family
 from pallas_kernels.linear.packed import PackedWeight
 from pallas_kernels.ops import Ops
+from sharding.axes import Axis
+from sharding.layout import Layout
 
 Param = jax.Array | PackedWeight
 Leaves = tuple[Param, ...]
@@ -74,10 +77,13 @@ class SegmentedModel:
     """A model without weights, in parts.
 
     Attributes:
-        shapes: dtype and shape of every parameter by path; packed weights have shapes for arrays.
+        shapes: dtype and shape of every parameter by path, of the shares of one device if there are several; packed
+            weights have shapes for arrays.
+        axes: logical axes of every parameter.
         packable: parameters that may be packed.
         embed_paths, head_paths: parameters of the first and the last part.
         embed: (leaves, batch) -> (x_TD, rope tables); token ids are resolved.
+        ropes: batch -> rope tables.
         head: (leaves, hidden_PD) -> logits_PV in float32; the final norm is part of it, so it is computed for the
             rows that need logits only.
         final_norm: (leaves of the head, hidden_XD) -> normalised_XD, in the dtype of its input.
@@ -86,9 +92,11 @@ class SegmentedModel:
 
     config: TransformerConfig
     shapes: dict[str, Struct]
+    axes: dict[str, tuple[Axis, ...]]
     packable: frozenset[str]
     embed_paths: tuple[str, ...]
     embed: Callable[[Leaves, ForwardBatch], tuple[jax.Array, Ropes]]
+    ropes: Callable[[ForwardBatch], Ropes]
     segments: tuple[Segment, ...]
     head_paths: tuple[str, ...]
     head: Callable[[Leaves, jax.Array], jax.Array]
@@ -98,6 +106,18 @@ class SegmentedModel:
     def structs(self, paths: tuple[str, ...]) -> tuple[Struct, ...]:
         """Shapes of the leaves of a part."""
         return tuple(self.shapes[path] for path in paths)
+
+    def specs(self, paths: tuple[str, ...], layout: Layout) -> tuple[PartitionSpec, ...]:
+        """How the leaves of a part are spread."""
+        return tuple(layout.rules.spec(self.axes[path]) for path in paths)
+
+    def placed_structs(self, paths: tuple[str, ...], layout: Layout) -> tuple[Struct, ...]:
+        """Shapes of the leaves of a part, all shares together."""
+        structs, specs = self.structs(paths), self.specs(paths, layout)
+        return tuple(
+            struct if isinstance(struct, PackedWeight) else layout.struct(struct, spec)
+            for struct, spec in zip(structs, specs)
+        )
 
 
 def segmented_model(
@@ -135,11 +155,13 @@ def segmented_model(
     return SegmentedModel(
         config=config,
         shapes=shapes_of(params),
+        axes={path: param.get_metadata()["logical_axes"] for path, param in params.items()},
         packable=frozenset(
             path for path, param in params.items() if param.get_metadata().get("packable", False)
         ),
         embed_paths=embed_paths,
         embed=partial(_embed, config, embed, ropes, jnp.dtype(dtype), max_model_len),
+        ropes=partial(_ropes, ropes, max_model_len),
         segments=tuple(segments),
         head_paths=norm_paths + output_paths,
         head=partial(_head, config, norm, output),
@@ -156,6 +178,29 @@ def _spans(num_layers: int, longest: int, cuts: Iterable[int]) -> list[tuple[int
         for start, stop in pairwise(edges)
         for first in range(start, stop, longest)
     ]
+
+
+def split_stages(model: SegmentedModel, starts: Sequence[int]) -> tuple[SegmentedModel, ...]:
+    """The model as stages of consecutive layers: the first one embeds, the last one has the head.
+
+    Args:
+        starts: first layer of each stage; a segment starts at each of them. Layers of a stage count from 0.
+    """
+    ends = [*starts[1:], model.config.num_layers]
+    stages = []
+    for index, (start, end) in enumerate(zip(starts, ends)):
+        inside = [segment for segment in model.segments if start <= segment.first < end]
+        assert sum(segment.num_layers for segment in inside) == end - start, "a segment lies in two stages"
+        segments = tuple(replace(segment, first=segment.first - start) for segment in inside)
+        stages.append(
+            replace(
+                model,
+                segments=segments,
+                embed_paths=model.embed_paths if index == 0 else (),
+                head_paths=model.head_paths if index + 1 == len(starts) else (),
+            )
+        )
+    return tuple(stages)
 
 
 def with_vocabulary(model: SegmentedModel, vocab_size: int) -> SegmentedModel:
@@ -234,8 +279,13 @@ def _embed(
 ) -> tuple[jax.Array, Ropes]:
     embed = part.merge(leaves)
     assert isinstance(embed, Embedding)
+    x_TD = embed(batch.token_ids_T, config.embedding_scale, dtype)
+    return x_TD, _ropes(ropes, max_model_len, batch)
+
+
+def _ropes(ropes: tuple[RopeConfig, ...], max_model_len: int, batch: ForwardBatch) -> Ropes:
     tables = rope_tables_of(ropes, batch, max_model_len)
-    return embed(batch.token_ids_T, config.embedding_scale, dtype), tuple(tables[rope] for rope in ropes)
+    return tuple(tables[rope] for rope in ropes)
 
 
 def _head(

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.batch.compile_plan import CompilePlan
-from jaxinfer.kv_cache.layout import KVCache
+from jaxinfer.kv_cache.layout import KVCache, kv_partition
 from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
+from sharding.layout import ONE_DEVICE, WHOLE, Layout
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,18 @@ class PoolCopies:
     slots: Callable[[KVCache, np.ndarray], KVCache]
 
     @classmethod
-    def make(cls, groups: tuple[int, ...]) -> Self:
+    def make(cls, groups: tuple[int, ...], layout: Layout = ONE_DEVICE) -> Self:
         """Args:
         groups: KV group of each layer.
+        layout: where the pools are.
         """
-        return cls(
-            blocks=jax.jit(partial(_over_layers, groups, _copy_blocks), donate_argnums=(0,)),
-            slots=jax.jit(partial(_over_layers, groups, _move_slots), donate_argnums=(0,)),
-        )
+        cache = (kv_partition(layout.rules),) * len(groups)
+
+        def over_devices(copy: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., KVCache]:
+            function = layout.spread(partial(_over_layers, groups, copy), (cache, WHOLE), cache)
+            return jax.jit(function, donate_argnums=(0,))
+
+        return cls(over_devices(_copy_blocks), over_devices(_move_slots))
 
 
 def copy_blocks(

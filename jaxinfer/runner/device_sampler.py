@@ -7,32 +7,41 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
-from jaxinfer.request import Sequence
+from jaxinfer.request import Request
 from jaxinfer.runner.protocol import LogprobRows, Masks, ScoredChunk, scored_range
-from jaxinfer.sampling.device import Draw, draw_only, sample
+from jaxinfer.runner.sampler_programs import sampler_programs
+from jaxinfer.sampling.device import Draw
 from jaxinfer.sampling.host import Drafts, SamplingTable
 from jaxinfer.sampling.inputs import LogprobOutputs, SamplerOutputs
 from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS
-from jaxinfer.sampling.logprobs import score
-from jaxinfer.sampling.state import HISTORY_CHUNK, init_state, reset_slot
+from jaxinfer.sampling.state import HISTORY_CHUNK
 from jaxinfer.sampling.typical import Typical
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+from sharding.layout import ONE_DEVICE, Layout
 
 _NO: Any = np.bool_(False)
 
 LogitsOf = Callable[[np.ndarray], jax.Array]
 """Indices [P] to float32 logits [P, V]."""
 
-# Compiled once per shape and process, whatever the number of engines.
-_sample = jax.jit(sample, donate_argnums=(2,), static_argnums=(3, 4))
-_draw = jax.jit(draw_only, donate_argnums=(3,), static_argnums=(4,))
-_score = jax.jit(score)
-_reset = jax.jit(reset_slot, donate_argnums=(0,))
+
+@dataclass(frozen=True)
+class Admission:
+    """What the sampler has to know of a sequence that got a batch slot, as it was then."""
+
+    slot: int
+    key: tuple[int, int]
+    request: Request
+    output_token_ids: tuple[int, ...]
+
+
+def admissions(plan: StepPlan) -> list[Admission]:
+    """The sequences that a plan admits."""
+    return [Admission(s.slot, s.key, s.request, tuple(s.output_token_ids)) for s in plan.admitted]
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,7 @@ class DeviceSampler:
     Args:
         eos_token_ids: end tokens of the model, which ``min_tokens`` bans.
         draw_op, typical: see ``sample``.
+        layout: where the logits are.
     """
 
     def __init__(
@@ -82,29 +92,34 @@ class DeviceSampler:
         plan: CompilePlan,
         eos_token_ids: Seq[int],
         draw_op: Draw | None = None,
+        layout: Layout = ONE_DEVICE,
         typical: Typical | None = None,
     ) -> None:
         self._plan = plan
-        self._draw_op, self._typical = draw_op, typical
+        self._programs = sampler_programs(vocab_size, draw_op, layout, typical)
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
         self._table = SamplingTable(plan.max_num_seqs, vocab_size, plan.max_drafts)
-        self._state = init_state(plan.max_num_seqs, vocab_size)
+        self._state = self._programs.init(plan.max_num_seqs)
 
     @property
     def newest_W(self) -> jax.Array:
         """Newest token of each batch slot, on the device."""
         return self._state.newest_W
 
-    def prepare(self, plan: StepPlan) -> None:
+    def prepare(self, admissions: Seq[Admission]) -> None:
         """Gives the batch slots of newly admitted sequences to them."""
-        for seq in plan.admitted:
-            request = seq.request
+        for new in admissions:
             self._table.set(
-                seq.slot, request.params, seq.key, seq.num_prompt, self._eos, bad_words=request.bad_words
+                new.slot,
+                new.request.params,
+                new.key,
+                len(new.request.prompt_token_ids),
+                self._eos,
+                bad_words=new.request.bad_words,
             )
-            if request.params.penalised:
-                self._restore(seq)
+            if new.request.params.penalised:
+                self._restore(new.slot, new.request.prompt_token_ids, new.output_token_ids)
 
     def slots(self, arrays: StepArrays) -> np.ndarray:
         """Batch slots of a step's sampled rows. Taken when the step begins: until it is sampled, a sequence may end
@@ -131,7 +146,7 @@ class DeviceSampler:
         index_P[: len(rows)] = samples.tokens
         drafts = Drafts(samples.drafts, samples.before) if (samples.before >= 0).any() else None
         inputs = self._table.build(slots, samples.positions, bucket, masks, drafts)
-        outputs, self._state = _sample(logits(index_P), inputs, self._state, self._draw_op, self._typical)
+        outputs, self._state = self._programs.sample(logits(index_P), inputs, self._state)
         return SampledStep(outputs, len(rows), bool(inputs.any_logprobs))
 
     def draw(
@@ -155,7 +170,7 @@ class DeviceSampler:
         index_P[:count] = arrays.samples.tokens
         inputs = self._table.build(self.slots(arrays), arrays.samples.positions, bucket, masks)
         inputs = replace(inputs, any_logprobs=_NO, any_named=_NO)
-        return _draw(logits(index_P), inputs, self._state, newest_W, self._draw_op)
+        return self._programs.draw(logits(index_P), inputs, self._state, newest_W)
 
     def warm_draw(
         self, bucket: int, logits_PV: jax.Array, newest_W: jax.Array
@@ -163,7 +178,7 @@ class DeviceSampler:
         """Runs the program of ``draw`` for a bucket, on padding."""
         spare, none = np.full(1, self._plan.max_num_seqs), np.zeros(1, np.int32)
         inputs = self._table.build(spare, none, bucket)
-        return _draw(logits_PV, inputs, self._state, newest_W, self._draw_op)
+        return self._programs.draw(logits_PV, inputs, self._state, newest_W)
 
     def score(self, row: ScheduledRow, logits: LogitsOf) -> PendingScores:
         """Log-probabilities of the prompt tokens that a row's positions predict.
@@ -182,20 +197,15 @@ class DeviceSampler:
             target_P = np.zeros(size, np.int32)
             target_P[:count] = request.prompt_token_ids[start : start + count]
             named_PX = _named_ids(row, start, count, size)
-            pieces.append((_score(logits(index_P), target_P, named_PX), count))
+            pieces.append((self._programs.score(logits(index_P), target_P, named_PX), count))
         return PendingScores(first, tuple(pieces))
 
     def compile_one_row(self) -> None:
         """Compiles what samples a single row; it needs no model."""
         bucket = self._plan.row_buckets[0]
         inputs = self._table.build(np.full(1, self._plan.max_num_seqs), np.zeros(1, np.int32), bucket)
-        _, self._state = _sample(
-            jnp.zeros((bucket, self._vocab_size), jnp.float32),
-            inputs,
-            self._state,
-            self._draw_op,
-            self._typical,
-        )
+        logits_PV = self._programs.zero_logits(bucket)
+        _, self._state = self._programs.sample(logits_PV, inputs, self._state)
 
     def warm_ups(self, logits: LogitsOf) -> list[Callable[[], object]]:
         """One call per program that samples or scores, on padding."""
@@ -204,25 +214,23 @@ class DeviceSampler:
 
         def warm(bucket: int) -> None:
             inputs = self._table.build(spare, none, bucket)
-            logits_PV = logits(np.zeros(bucket, np.int32))
-            _, self._state = _sample(logits_PV, inputs, self._state, self._draw_op, self._typical)
+            _, self._state = self._programs.sample(logits(np.zeros(bucket, np.int32)), inputs, self._state)
 
         def warm_score() -> None:
             size = plan.scored_rows
             named_PX = np.zeros((size, MAX_LOGPROB_TOKEN_IDS), np.int32)
-            _score(logits(np.zeros(size, np.int32)), np.zeros(size, np.int32), named_PX)
+            self._programs.score(logits(np.zeros(size, np.int32)), np.zeros(size, np.int32), named_PX)
 
         def warm_reset() -> None:
             self._reset_chunk(plan.max_num_seqs, (), (), True)
 
         return [*(partial(warm, bucket) for bucket in plan.row_buckets), warm_score, warm_reset]
 
-    def _restore(self, seq: Sequence) -> None:
-        """Makes the slot's state that of the sequence, whatever the slot held before."""
-        prompt, output = seq.request.prompt_token_ids, seq.output_token_ids
+    def _restore(self, slot: int, prompt: Seq[int], output: Seq[int]) -> None:
+        """Makes the slot's state that of a sequence, whatever the slot held before."""
         for start in range(0, max(len(prompt), len(output)), HISTORY_CHUNK):
             stop = start + HISTORY_CHUNK
-            self._reset_chunk(seq.slot, prompt[start:stop], output[start:stop], start == 0)
+            self._reset_chunk(slot, prompt[start:stop], output[start:stop], start == 0)
 
     def _reset_chunk(self, slot: int, prompt: Seq[int], output: Seq[int], first: bool) -> None:
         chunks = []
@@ -230,7 +238,7 @@ class DeviceSampler:
             padded = np.zeros(HISTORY_CHUNK, np.int32)
             padded[: len(ids)] = ids
             chunks += [padded, np.int32(len(ids))]
-        self._state = _reset(self._state, np.int32(slot), *chunks, np.bool_(first))
+        self._state = self._programs.reset(self._state, np.int32(slot), *chunks, np.bool_(first))
 
 
 def _named_ids(row: ScheduledRow, start: int, count: int, size: int) -> np.ndarray:

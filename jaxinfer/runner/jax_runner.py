@@ -14,31 +14,19 @@ from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
 from jaxinfer.runner.block_copies import copy_blocks, move_slots
-from jaxinfer.runner.device_sampler import DeviceSampler, LogitsOf, PendingScores, SampledStep
+from jaxinfer.runner.device_sampler import DeviceSampler, admissions
 from jaxinfer.runner.follower import Follower, TargetStep
 from jaxinfer.runner.programs import ModelPrograms
-from jaxinfer.runner.protocol import Masks, StepResult, pooled_positions, scored_range
+from jaxinfer.runner.protocol import Masks
+from jaxinfer.runner.step_tail import JaxHandle, StepTail
 from jaxinfer.runner.timing import ProgramSeconds
 from jaxinfer.scheduler.plan import StepPlan
-
-
-@dataclass(frozen=True)
-class _JaxHandle:
-    sampled: SampledStep
-    scores: dict[int, PendingScores]
-    pooled: dict[int, jax.Array]
-
-    def result(self) -> StepResult:
-        tokens, healthy, logprobs = self.sampled.fetch()
-        scores = {i: score.fetch() for i, score in self.scores.items()}
-        return StepResult(
-            tokens, healthy, logprobs, scores, {i: np.asarray(x) for i, x in self.pooled.items()}
-        )
+from sharding.layout import ONE_DEVICE, WHOLE, Layout
 
 
 @dataclass(frozen=True)
 class _BegunStep:
-    sample: Callable[[Masks], _JaxHandle]
+    sample: Callable[[Masks], JaxHandle]
 
 
 class JaxRunner:
@@ -54,50 +42,39 @@ class JaxRunner:
         hidden_size: int,
         dtype: jnp.dtype,
         follower: Follower | None = None,
+        layout: Layout = ONE_DEVICE,
     ) -> None:
         self._programs = programs
         self._kv_cache = kv_cache
         self._plan = plan
         self._sampler = sampler
+        self._tail = StepTail(programs, sampler)
         self._follower = follower
-        self._hidden = jnp.zeros((plan.token_buckets[-1], hidden_size), dtype)
+        hidden = (plan.token_buckets[-1], hidden_size)
+        self._hidden = layout.make(lambda: jnp.zeros(hidden, dtype), WHOLE)
 
     @property
     def kv_cache(self) -> KVCache:
         """The device arrays as of the last dispatched step; for tests and tools."""
         return self._kv_cache
 
-    def dispatch(self, plan: StepPlan, arrays: StepArrays) -> _JaxHandle:
+    def dispatch(self, plan: StepPlan, arrays: StepArrays) -> JaxHandle:
         return self.begin(plan, arrays).sample({})
 
     def begin(self, plan: StepPlan, arrays: StepArrays) -> _BegunStep:
-        self._sampler.prepare(plan)
+        self._sampler.prepare(admissions(plan))
         if plan.copies:
             self._copy(plan.copies)
         self._backbone(arrays)
         if self._follower is not None:
             self._follower.follow(TargetStep(plan, arrays, self._sampler.newest_W, self._hidden))
         slots = self._sampler.slots(arrays)
-        return _BegunStep(lambda masks: self._finish(plan, arrays, slots, masks))
+        return _BegunStep(lambda masks: self._tail.finish(self._hidden, plan, arrays, slots, masks))
 
     def move(self, moves: Sequence[SlotMove]) -> None:
         self._move(moves)
         if self._follower is not None:
             self._follower.move(moves)
-
-    def _finish(self, plan: StepPlan, arrays: StepArrays, slots: np.ndarray, masks: Masks) -> _JaxHandle:
-        sampled = self._sampler.sample(arrays, slots, self._logits, masks)
-        scores: dict[int, PendingScores] = {}
-        pooled: dict[int, jax.Array] = {}
-        offset = 0
-        for index, row in enumerate(plan.rows):
-            if len(range(*scored_range(row))):
-                scores[index] = self._sampler.score(row, self._logits_from(offset))
-            if positions := pooled_positions(row):
-                first = offset + positions.start - row.start
-                pooled[index] = self._programs.pool(self._hidden, first, first + len(positions))
-            offset += row.num_tokens
-        return _JaxHandle(sampled, scores, pooled)
 
     def warm_up(self, builder: BatchBuilder, progress: Callable[[int, int], None] | None = None) -> None:
         """Runs every program of the plan once, on padding.
@@ -153,11 +130,7 @@ class JaxRunner:
         )
 
     def _logits(self, index_P: np.ndarray) -> jax.Array:
-        return self._programs.head(self._hidden, index_P.astype(np.int32))
-
-    def _logits_from(self, offset: int) -> LogitsOf:
-        """Logits of tokens by their index relative to a row that starts at ``offset`` in the batch."""
-        return lambda index_P: self._logits(index_P + offset)
+        return self._tail.logits(self._hidden)(index_P)
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         self._kv_cache = copy_blocks(self._programs.copies, self._kv_cache, copies, self._plan)

@@ -12,9 +12,10 @@ import numpy as np
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.batch.forward_batch import ForwardBatch
 from jaxinfer.batch.packing import Packing
-from jaxinfer.kv_cache.layout import KVCache
-from jaxinfer.models.segments import Leaves, Param, Ropes, SegmentedModel, SegmentKind, run_segment
+from jaxinfer.kv_cache.layout import KVCache, kv_partition
+from jaxinfer.models.segments import Leaves, Param, Ropes, Segment, SegmentedModel, SegmentKind, run_segment
 from jaxinfer.runner.block_copies import PoolCopies
+from sharding.layout import ONE_DEVICE, WHOLE, Layout
 
 
 @dataclass(frozen=True)
@@ -26,33 +27,45 @@ class StepFunctions:
     """
 
     embed: Callable[..., tuple[jax.Array, Ropes, ForwardBatch]]
-    segments: dict[SegmentKind, Callable[..., tuple[jax.Array, KVCache]]]
+    unpack: Callable[[np.ndarray, int], tuple[Ropes, ForwardBatch]]
+    segments: dict[SegmentKind, jax.stages.Wrapped]
     store: Callable[[jax.Array, jax.Array], jax.Array]
     head: jax.stages.Wrapped
     pool: Callable[[Leaves, jax.Array, np.ndarray], jax.Array]
     copies: PoolCopies
 
     @classmethod
-    def make(cls, model: SegmentedModel, plan: CompilePlan, groups: tuple[int, ...]) -> Self:
+    def make(
+        cls, model: SegmentedModel, plan: CompilePlan, groups: tuple[int, ...], layout: Layout = ONE_DEVICE
+    ) -> Self:
         """Args:
         groups: KV group of each layer.
+        layout: where parameters and cache are; hidden states are whole on each device.
         """
+        head = model.specs(model.head_paths, layout)
+        logits = layout.rules.spec((None, "vocab"))
         return cls(
-            embed=jax.jit(partial(_embed, model.embed, plan), static_argnums=(3,)),
-            segments={
-                kind: jax.jit(partial(run_segment, kind), donate_argnums=(1, 2))
-                for kind in {segment.kind for segment in model.segments}
-            },
-            store=jax.jit(_store, donate_argnums=(0,)),
-            head=jax.jit(partial(_head, model.head)),
-            pool=jax.jit(partial(_pool, model.final_norm)),
-            copies=PoolCopies.make(groups),
+            embed=jax.jit(partial(_embed_step, model, plan, layout), static_argnums=(3,)),
+            unpack=jax.jit(partial(_unpack_step, model, plan, layout), static_argnums=(1,)),
+            segments={segment.kind: _segment(model, segment, layout) for segment in model.segments},
+            store=jax.jit(layout.spread(_store, WHOLE, WHOLE), donate_argnums=(0,)),
+            head=jax.jit(layout.spread(partial(_head, model.head), (head, WHOLE, WHOLE), logits)),
+            pool=jax.jit(layout.spread(partial(_pool, model.final_norm), (head, WHOLE, WHOLE), WHOLE)),
+            copies=PoolCopies.make(groups, layout),
         )
 
-    def compile_head(self, model: SegmentedModel, hidden_XD: jax.ShapeDtypeStruct, rows: int) -> None:
+    def compile_head(
+        self,
+        model: SegmentedModel,
+        hidden_XD: jax.ShapeDtypeStruct,
+        rows: int,
+        layout: Layout = ONE_DEVICE,
+    ) -> None:
         """Compiles the head for so many rows from shapes alone; the first call finds it compiled."""
         self.head.lower(
-            model.structs(model.head_paths), hidden_XD, jax.ShapeDtypeStruct((rows,), np.int32)
+            model.placed_structs(model.head_paths, layout),
+            layout.struct(hidden_XD, WHOLE),
+            jax.ShapeDtypeStruct((rows,), np.int32),
         ).compile()
 
 
@@ -105,7 +118,29 @@ class ModelPrograms:
             The cache, and the buffer whose first T rows are the step's hidden states before the final norm. The
             buffer has one size for all T, so head programs do not depend on T.
         """
-        x_TD, ropes, batch = self._functions.embed(self._embed_leaves, newest_W, packed, token_bucket)
+        x_TD, ropes, batch = self.embed(newest_W, packed, token_bucket)
+        kv_cache, x_TD = self.layers(kv_cache, x_TD, ropes, batch, capture)
+        return kv_cache, self.store(hidden_XD, x_TD)
+
+    def embed(
+        self, newest_W: jax.Array, packed: np.ndarray, token_bucket: int
+    ) -> tuple[jax.Array, Ropes, ForwardBatch]:
+        """What goes into the first layer, and what all layers read."""
+        return self._functions.embed(self._embed_leaves, newest_W, packed, token_bucket)
+
+    def unpack(self, packed: np.ndarray, token_bucket: int) -> tuple[Ropes, ForwardBatch]:
+        """What all layers read, where another stage embeds."""
+        return self._functions.unpack(packed, token_bucket)
+
+    def layers(
+        self,
+        kv_cache: KVCache,
+        x_TD: jax.Array,
+        ropes: Ropes,
+        batch: ForwardBatch,
+        capture: Callable[[int, jax.Array], None] | None = None,
+    ) -> tuple[KVCache, jax.Array]:
+        """All layers that are here; see ``backbone``."""
         new_cache = list(kv_cache)
         for segment in self._segments:
             if capture is not None:
@@ -113,7 +148,11 @@ class ModelPrograms:
             part = kv_cache[segment.first : segment.stop]
             x_TD, part = segment.run(segment.leaves, part, x_TD, ropes, batch)
             new_cache[segment.first : segment.stop] = part
-        return tuple(new_cache), self._functions.store(hidden_XD, x_TD)
+        return tuple(new_cache), x_TD
+
+    def store(self, hidden_XD: jax.Array, x_TD: jax.Array) -> jax.Array:
+        """The buffer, which is donated, with the hidden states of a step in its first rows."""
+        return self._functions.store(hidden_XD, x_TD)
 
     @property
     def embed_leaves(self) -> Leaves:
@@ -136,13 +175,45 @@ class ModelPrograms:
         return self._functions.copies
 
 
-def _embed(
-    embed: Callable[[Leaves, ForwardBatch], tuple[jax.Array, Ropes]],
+def _segment(model: SegmentedModel, segment: Segment, layout: Layout) -> jax.stages.Wrapped:
+    """The program of a kind of segment, made from one of them."""
+    cache = (kv_partition(layout.rules),) * segment.num_layers
+    in_specs = (model.specs(segment.paths, layout), cache, WHOLE, WHOLE, WHOLE)
+    function = layout.spread(partial(run_segment, segment.kind), in_specs, (WHOLE, cache))
+    return jax.jit(function, donate_argnums=(1, 2))
+
+
+def _embed_step(
+    model: SegmentedModel,
     plan: CompilePlan,
+    layout: Layout,
     leaves: Leaves,
     newest_W: jax.Array,
     packed: jax.Array,
     token_bucket: int,
+) -> tuple[jax.Array, Ropes, ForwardBatch]:
+    function = partial(_embed, model.embed, plan, token_bucket)
+    in_specs = (model.specs(model.embed_paths, layout), WHOLE, WHOLE)
+    return layout.spread(function, in_specs, WHOLE)(leaves, newest_W, packed)
+
+
+def _unpack_step(
+    model: SegmentedModel, plan: CompilePlan, layout: Layout, packed: jax.Array, token_bucket: int
+) -> tuple[Ropes, ForwardBatch]:
+    def unpack(packed: jax.Array) -> tuple[Ropes, ForwardBatch]:
+        batch = Packing.make(plan, token_bucket).unpack(packed)
+        return model.ropes(batch), batch
+
+    return layout.spread(unpack, (WHOLE,), WHOLE)(packed)
+
+
+def _embed(
+    embed: Callable[[Leaves, ForwardBatch], tuple[jax.Array, Ropes]],
+    plan: CompilePlan,
+    token_bucket: int,
+    leaves: Leaves,
+    newest_W: jax.Array,
+    packed: jax.Array,
 ) -> tuple[jax.Array, Ropes, ForwardBatch]:
     batch = Packing.make(plan, token_bucket).unpack(packed)
     ids_T = batch.token_ids_T

@@ -10,7 +10,7 @@ from jaxinfer.batch.builder import StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.kv_cache.manager import SlotMove
 from jaxinfer.request import Request
-from jaxinfer.runner.device_sampler import DeviceSampler, SampledStep
+from jaxinfer.runner.device_sampler import DeviceSampler, SampledStep, admissions
 from jaxinfer.runner.pooled_stand_in import pooled_stand_in
 from jaxinfer.runner.protocol import Masks, ScoredChunk, StepResult, scored_range
 from jaxinfer.sampling.typical import Typical
@@ -64,7 +64,7 @@ class ScriptedRunner:
     def begin(self, plan: StepPlan, arrays: StepArrays) -> _BegunStep:
         if self._record is not None:
             self._record.append(plan)
-        self._sampler.prepare(plan)
+        self._sampler.prepare(admissions(plan))
         slots = self._sampler.slots(arrays)
         return _BegunStep(lambda masks: self._finish(plan, arrays, slots, masks))
 

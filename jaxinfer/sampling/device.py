@@ -8,13 +8,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.sampling.edits import any_edit, edit
-from jaxinfer.sampling.groups import GROUP, finite_rows, first_argmax, group_max, group_sum, split_groups
+from jaxinfer.sampling.groups import finite_rows, group_max, group_sum, split_groups
 from jaxinfer.sampling.inputs import SamplerOutputs, SamplerState, SamplingInputs
 from jaxinfer.sampling.law import Law, draw, uniforms, untruncated, weights
 from jaxinfer.sampling.logprobs import no_logprobs, sampled_logprobs
 from jaxinfer.sampling.state import record
 from jaxinfer.sampling.truncation import truncate
 from jaxinfer.sampling.typical import Typical, lossy_tokens
+from jaxinfer.sampling.vocabulary import Vocabulary
 from pallas_kernels.sampling.reference import Draws
 
 Draw = Callable[..., Draws]
@@ -26,6 +27,7 @@ def sample(
     inputs: SamplingInputs,
     state: SamplerState,
     draw_op: Draw | None = None,
+    vocab: Vocabulary | None = None,
     typical: Typical | None = None,
 ) -> tuple[SamplerOutputs, SamplerState]:
     """Samples one token per row; pure and jittable, with ``state`` meant to be donated.
@@ -40,14 +42,16 @@ def sample(
         inputs: parameters of the rows.
         state: tokens seen so far of each batch slot.
         draw_op: truncates and draws; None: the formulation of this package, made for CPUs.
+        vocab: where devices share the vocabulary, of logits and state; then without ``draw_op``. None: it is all here.
         typical: lossy acceptance of drafts; None: what a row gets does not depend on drafts.
 
     Returns:
         Tokens with their health and log-probabilities, and the state with the tokens recorded that count: all but
         those behind a draft that was not sampled. An unhealthy row has token 0.
     """
-    outputs = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op, typical)
-    return outputs, record(state, *_taken(inputs, outputs.token_P, state))
+    vocab = vocab or Vocabulary(logits_PV.shape[1])
+    outputs = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op, vocab, typical)
+    return outputs, record(state, *_taken(inputs, outputs.token_P, state), vocab)
 
 
 def draw_only(
@@ -58,7 +62,8 @@ def draw_only(
     draw_op: Draw | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The tokens that ``sample`` would give, [P], and an array of the newest tokens of all slots with them."""
-    token_P = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op, None).token_P
+    vocab = Vocabulary(logits_PV.shape[1])
+    token_P = _outputs(logits_PV.astype(jnp.float32), inputs, state, draw_op, vocab, None).token_P
     return token_P, newest_W.at[inputs.slot_P].set(token_P)
 
 
@@ -67,14 +72,17 @@ def _outputs(
     inputs: SamplingInputs,
     state: SamplerState,
     draw_op: Draw | None,
+    vocab: Vocabulary,
     typical: Typical | None,
 ) -> SamplerOutputs:
+    assert draw_op is None or not vocab.shared
+
     def greedy_only() -> SamplerOutputs:
-        token_P, healthy_P, _ = _choose_greedily(logits_PV, finite_rows(logits_PV))
+        token_P, healthy_P, _, _ = _choose_greedily(logits_PV, finite_rows(logits_PV, vocab.sum), vocab)
         return SamplerOutputs(token_P, healthy_P, no_logprobs(inputs))
 
     def anything() -> SamplerOutputs:
-        return _sample(logits_PV, inputs, state, draw_op, typical)
+        return _sample(logits_PV, inputs, state, draw_op, vocab, typical)
 
     # One conditional around all that reads the state, so that it is dead when the tokens are recorded in
     # place.
@@ -114,30 +122,31 @@ def _sample(
     inputs: SamplingInputs,
     state: SamplerState,
     draw_op: Draw | None,
+    vocab: Vocabulary,
     typical: Typical | None,
 ) -> SamplerOutputs:
-    finite_P = finite_rows(logits_PV)
-    edited_PV = lax.cond(any_edit(inputs), lambda: edit(logits_PV, inputs, state), lambda: logits_PV)
-    greedy_P, healthy_P, max_PG = _choose_greedily(edited_PV, finite_P)
-    law = untruncated(max_PG.max(-1), inputs)
+    finite_P = finite_rows(logits_PV, vocab.sum)
+    edited_PV = lax.cond(any_edit(inputs), lambda: edit(logits_PV, inputs, state, vocab), lambda: logits_PV)
+    greedy_P, healthy_P, max_P, max_PG = _choose_greedily(edited_PV, finite_P, vocab)
+    law = untruncated(max_P, inputs)
 
     def randomly() -> tuple[jax.Array, Law]:
         if draw_op is not None:
             return _draw_by(draw_op, edited_PV, inputs)
         edited_PGJ = split_groups(edited_PV)
-        kept_law, mass_PG = _truncated(edited_PGJ, edited_PV.shape[1], max_PG, law, healthy_P, inputs)
-        drawn_P = draw(edited_PGJ, kept_law, mass_PG, uniforms(inputs.key_P2, inputs.position_P))
+        kept_law, mass_PG = _truncated(edited_PGJ, max_PG, law, healthy_P, inputs, vocab)
+        drawn_P = draw(edited_PGJ, kept_law, mass_PG, uniforms(inputs.key_P2, inputs.position_P), vocab)
         return jnp.where(inputs.temperature_P > 0, drawn_P, greedy_P), kept_law
 
     token_P, law = lax.cond(inputs.any_random, randomly, lambda: (greedy_P, law))
     if typical is not None:
         token_P = lax.cond(
             inputs.any_draft & inputs.any_random,
-            lambda: lossy_tokens(token_P, edited_PV, law, inputs, typical),
+            lambda: lossy_tokens(token_P, edited_PV, law, inputs, typical, vocab),
             lambda: token_P,
         )
     token_P = jnp.where(healthy_P, token_P, 0)
-    logprobs = sampled_logprobs(logits_PV, edited_PV, token_P, law, inputs)
+    logprobs = sampled_logprobs(logits_PV, edited_PV, token_P, law, inputs, vocab)
     return SamplerOutputs(token_P=token_P, healthy_P=healthy_P, logprobs=logprobs)
 
 
@@ -155,24 +164,27 @@ def _draw_by(draw_op: Draw, edited_PV: jax.Array, inputs: SamplingInputs) -> tup
     return draws.token_P, replace(law, threshold_P=draws.threshold_P)
 
 
-def _choose_greedily(logits_PV: jax.Array, finite_P: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Greedy token, health, and group maxima of each row."""
+def _choose_greedily(
+    logits_PV: jax.Array, finite_P: jax.Array, vocab: Vocabulary
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Greedy token, health and largest logit of each row, and the maxima of this device's groups."""
     logits_PGJ = split_groups(logits_PV)
     max_PG = group_max(logits_PGJ)
-    healthy_P = finite_P & jnp.isfinite(max_PG.max(-1))
-    return jnp.where(healthy_P, first_argmax(logits_PGJ, max_PG), 0), healthy_P, max_PG
+    max_P, token_P = vocab.best(logits_PGJ, max_PG)
+    healthy_P = finite_P & jnp.isfinite(max_P)
+    return jnp.where(healthy_P, token_P, 0), healthy_P, max_P, max_PG
 
 
 def _truncated(
     logits_PGJ: jax.Array,
-    vocab: int,
     max_PG: jax.Array,
     law: Law,
     healthy_P: jax.Array,
     inputs: SamplingInputs,
+    vocab: Vocabulary,
 ) -> tuple[Law, jax.Array]:
-    """The processed law, and the group sums of its weights."""
-    mass_PG = group_sum(weights(logits_PGJ, law))
+    """The processed law, and the sums of its weights over all groups."""
+    mass_PG = vocab.all_groups(group_sum(weights(logits_PGJ, law)))
 
     def truncated() -> tuple[Law, jax.Array]:
         on_P = healthy_P & (inputs.temperature_P > 0)  # others would make the search run to its end
@@ -181,10 +193,11 @@ def _truncated(
             max_PG,
             law,
             mass_PG,
-            jnp.where(on_P & (inputs.top_k_P < vocab), inputs.top_k_P, logits_PGJ.shape[1] * GROUP),
+            jnp.where(on_P & (inputs.top_k_P < vocab.size), inputs.top_k_P, vocab.padded),
             jnp.where(on_P, inputs.top_p_P, 1.0),
             jnp.where(on_P, inputs.min_p_P, 0.0),
+            vocab,
         )
-        return kept, group_sum(weights(logits_PGJ, kept))
+        return kept, vocab.all_groups(group_sum(weights(logits_PGJ, kept)))
 
     return lax.cond(inputs.any_truncation, truncated, lambda: (law, mass_PG))

@@ -7,6 +7,8 @@ same bits for every number of padded rows.
 Letters: G groups of the vocabulary, J = 128 tokens of a group, C candidates.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -92,13 +94,18 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def finite_rows(x_PV: jax.Array) -> jax.Array:
+def finite_rows(
+    x_PV: jax.Array, over_devices: Callable[[jax.Array], jax.Array] = lambda x_P: x_P
+) -> jax.Array:
     """Whether a row is free of NaN and +inf, [P]; -inf is fine.
 
     A sum shows them where a maximum need not: XLA's fast CPU maximum drops NaN. A row whose finite entries
     sum to more than the largest float32 counts as not finite.
+
+    Args:
+        over_devices: the sum over the devices that share the row.
     """
-    return x_PV.sum(-1) < jnp.inf
+    return over_devices(x_PV.sum(-1)) < jnp.inf
 
 
 def first_argmax(x_PGJ: jax.Array, max_PG: jax.Array) -> jax.Array:
@@ -123,10 +130,17 @@ def top_tokens(x_PGJ: jax.Array, max_PG: jax.Array, count: int) -> tuple[jax.Arr
     _, chosen_PG = lax.top_k(max_PG, min(count, groups))
     chosen_PG = lax.sort(chosen_PG, is_stable=False)  # id order, so that ties go to the lowest id
     candidates_PC = jnp.take_along_axis(x_PGJ, chosen_PG[:, :, None], axis=1).reshape(rows, -1)
-    # The barrier keeps XLA from turning a top-k whose places nobody reads into a full sort.
-    values_PX, place_PX = lax.optimization_barrier(lax.top_k(candidates_PC, count))
+    values_PX, place_PX = largest(candidates_PC, count)
     group_PX = jnp.take_along_axis(chosen_PG, place_PX // GROUP, axis=1)
     return values_PX, group_PX * GROUP + place_PX % GROUP
+
+
+def largest(x_PX: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The ``count`` largest entries of each row, best first, and where they are; ties to the first."""
+    # The barrier keeps XLA from turning a top-k whose places nobody reads into a full sort. It holds the operand too:
+    # around a top-k alone, it makes the compiler of programs for several CPU devices abort (jaxlib 0.10.2).
+    values_PX, place_PX, _ = lax.optimization_barrier((*lax.top_k(x_PX, count), x_PX))
+    return values_PX, place_PX
 
 
 def pick(mass_PG: jax.Array, prefix_PG: jax.Array, target_P: jax.Array) -> jax.Array:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
-from jaxinfer.sampling.groups import GROUP, pick, prefix_sums, take_group
+from jaxinfer.sampling.groups import GROUP, pick, prefix_sums
 from jaxinfer.sampling.inputs import SamplingInputs
+from jaxinfer.sampling.vocabulary import Vocabulary
 
 
 @register_dataclass
@@ -71,13 +72,15 @@ def uniforms(key_P2: jax.Array, position_P: jax.Array) -> jax.Array:
     return jnp.minimum(bits_P.astype(jnp.float32) * 2.0**-32 + 2.0**-33, 1 - 2.0**-24)
 
 
-def draw(logits_PGJ: jax.Array, law: Law, mass_PG: jax.Array, uniform_P: jax.Array) -> jax.Array:
+def draw(
+    logits_PGJ: jax.Array, law: Law, mass_PG: jax.Array, uniform_P: jax.Array, vocab: Vocabulary
+) -> jax.Array:
     """Inverse CDF in token-id order: the first token whose cumulative probability exceeds the uniform number.
 
     Args:
         logits_PGJ: edited logits, float32.
         law: of each row.
-        mass_PG: group sums of ``weights``.
+        mass_PG: sums of ``weights`` over all groups.
         uniform_P: float32 in (0, 1).
 
     Returns:
@@ -89,5 +92,5 @@ def draw(logits_PGJ: jax.Array, law: Law, mass_PG: jax.Array, uniform_P: jax.Arr
     group_P = pick(mass_PG, prefix_PG, target_P)
     before_PG = jnp.pad(prefix_PG[:, :-1], ((0, 0), (1, 0)))
     rest_P = target_P - jnp.take_along_axis(before_PG, group_P[:, None], axis=1)[:, 0]
-    weight_PJ = weights(take_group(logits_PGJ, group_P), law)
+    weight_PJ = weights(vocab.group(logits_PGJ, group_P), law)
     return group_P * GROUP + pick(weight_PJ, prefix_sums(weight_PJ), rest_P)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxinfer.sampling.inputs import SamplerState
+from jaxinfer.sampling.vocabulary import Vocabulary
 
 HISTORY_CHUNK = 1024
 """Token ids per call of ``reset_slot``: one compiled shape for histories of any length."""
@@ -25,17 +26,20 @@ def init_state(num_slots: int, vocab: int) -> SamplerState:
     )
 
 
-def record(state: SamplerState, slot_P: jax.Array, token_P: jax.Array, newest_P: jax.Array) -> SamplerState:
+def record(
+    state: SamplerState, slot_P: jax.Array, token_P: jax.Array, newest_P: jax.Array, vocab: Vocabulary
+) -> SamplerState:
     """Adds sampled tokens to their slots.
 
     Args:
         slot_P: of each token; the spare slot's content means nothing.
         newest_P: slot whose newest token it is; distinct, except the spare one.
     """
+    column_P = vocab.column(token_P, state.output_counts_WV.shape[1])
     return replace(
         state,
         newest_W=state.newest_W.at[newest_P].set(token_P),
-        output_counts_WV=state.output_counts_WV.at[slot_P, token_P].add(1),
+        output_counts_WV=state.output_counts_WV.at[slot_P, column_P].add(1, mode="drop"),
     )
 
 
@@ -47,6 +51,7 @@ def reset_slot(
     output_ids_X: jax.Array,
     output_len: jax.Array,
     first: jax.Array,
+    vocab: Vocabulary | None = None,
 ) -> SamplerState:
     """Makes a slot remember one sequence; called once per chunk of its history. Jittable, with ``state``
     donated.
@@ -57,14 +62,17 @@ def reset_slot(
         prompt_ids_X, output_ids_X: int32 [HISTORY_CHUNK], one chunk of each; padded with anything.
         prompt_len, output_len: int32 scalars, how many ids of the chunk are real.
         first: bool scalar; True forgets the slot's former sequence, False adds to it.
+        vocab: where devices share the vocabulary; None: it is all here.
 
     Returns:
         The state; the newest token of the slot is the last output id given, if any.
     """
-    vocab = state.output_counts_WV.shape[1]
-    column_X = jnp.arange(prompt_ids_X.shape[0])
-    prompt_X = jnp.where(column_X < prompt_len, prompt_ids_X, vocab)  # V is out of range: dropped
-    output_X = jnp.where(column_X < output_len, output_ids_X, vocab)
+    columns = state.output_counts_WV.shape[1]
+    vocab = vocab or Vocabulary(columns)
+    place_X = jnp.arange(prompt_ids_X.shape[0])
+    # The number of columns is out of range: dropped.
+    prompt_X = jnp.where(place_X < prompt_len, vocab.column(prompt_ids_X, columns), columns)
+    output_X = jnp.where(place_X < output_len, vocab.column(output_ids_X, columns), columns)
     seen_V = lax.dynamic_index_in_dim(state.prompt_seen_WV, slot, keepdims=False) & ~first
     count_V = jnp.where(first, 0, lax.dynamic_index_in_dim(state.output_counts_WV, slot, keepdims=False))
     newest = jnp.where(first, 0, state.newest_W[slot])

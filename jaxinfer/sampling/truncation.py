@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.sampling.groups import GROUP, prefix_sums, row_count, row_sum, top_tokens, total
+from jaxinfer.sampling.groups import group_sum, prefix_sums, row_count, row_sum, total
 from jaxinfer.sampling.law import Law, weights
+from jaxinfer.sampling.vocabulary import Vocabulary
 
 CANDIDATES = 64
 
@@ -28,6 +29,7 @@ def truncate(
     top_k_P: jax.Array,
     top_p_P: jax.Array,
     min_p_P: jax.Array,
+    vocab: Vocabulary,
 ) -> Law:
     """Applies top-k, then top-p to what is left, then min-p.
 
@@ -39,7 +41,7 @@ def truncate(
         logits_PGJ: edited logits, float32.
         max_PG: group maxima of the logits.
         law: untruncated.
-        mass_PG: group sums of the untruncated weights.
+        mass_PG: sums of the untruncated weights over all groups.
         top_k_P: int32, at least 1; the padded size of the vocabulary or more is off.
         top_p_P: float32 in (0, 1]; 1 is off.
         min_p_P: float32 in [0, 1]; 0 is off.
@@ -47,37 +49,37 @@ def truncate(
     Returns:
         The law with its threshold.
     """
-    values_PC, _ = top_tokens(logits_PGJ, max_PG, CANDIDATES)
-    law = replace(law, threshold_P=_top_k_threshold(logits_PGJ, max_PG, values_PC, top_k_P))
-    nucleus_P = _top_p_threshold(logits_PGJ, values_PC, law, mass_PG, top_p_P)
+    values_PC, _ = vocab.top(logits_PGJ, max_PG, CANDIDATES)
+    law = replace(law, threshold_P=_top_k_threshold(logits_PGJ, max_PG, values_PC, top_k_P, vocab))
+    nucleus_P = _top_p_threshold(logits_PGJ, values_PC, law, mass_PG, top_p_P, vocab)
     floor_P = law.max_P + law.temperature_P * jnp.log(min_p_P)
     return replace(law, threshold_P=jnp.maximum(jnp.maximum(law.threshold_P, nucleus_P), floor_P))
 
 
 def _top_k_threshold(
-    logits_PGJ: jax.Array, max_PG: jax.Array, values_PC: jax.Array, top_k_P: jax.Array
+    logits_PGJ: jax.Array, max_PG: jax.Array, values_PC: jax.Array, top_k_P: jax.Array, vocab: Vocabulary
 ) -> jax.Array:
     """The k-th largest logit, or a number between it and the next smaller one."""
-    off_P = top_k_P >= logits_PGJ.shape[1] * GROUP
+    off_P = top_k_P >= vocab.padded
     known_P = off_P | (top_k_P <= CANDIDATES)
     kth_P = _at(values_PC, jnp.minimum(top_k_P, CANDIDATES) - 1)
     kth_P = jnp.where(off_P, -jnp.inf, kth_P)
 
     def search() -> jax.Array:
-        groups = max_PG.shape[1]
         # The k-th largest group maximum is a lower bound: k groups hold a logit as large.
-        ascending_PG = jnp.sort(max_PG, axis=-1)
+        ascending_PG = jnp.sort(vocab.all_groups(max_PG), axis=-1)
+        groups = ascending_PG.shape[1]
         bound_P = _at(ascending_PG, jnp.clip(groups - top_k_P, 0, groups - 1))
         low_P = _key(jnp.where(top_k_P <= groups, bound_P, -jnp.inf))
         high_P = _key(values_PC[:, -1]) + 1
 
         def count(pivot_P: jax.Array) -> jax.Array:
-            return row_count(logits_PGJ >= pivot_P[:, None, None])
+            return vocab.sum(row_count(logits_PGJ >= pivot_P[:, None, None]))
 
         def settled(low_P: jax.Array, at_low_P: jax.Array, at_high_P: jax.Array) -> jax.Array:
             return at_low_P == top_k_P
 
-        start_P = jnp.full_like(top_k_P, logits_PGJ.shape[1] * GROUP)
+        start_P = jnp.full_like(top_k_P, vocab.padded)
         found_P = _bisect(count, top_k_P, settled, known_P, low_P, high_P, start_P)
         return jnp.where(known_P, kth_P, found_P)
 
@@ -85,9 +87,18 @@ def _top_k_threshold(
 
 
 def _top_p_threshold(
-    logits_PGJ: jax.Array, values_PC: jax.Array, law: Law, mass_PG: jax.Array, top_p_P: jax.Array
+    logits_PGJ: jax.Array,
+    values_PC: jax.Array,
+    law: Law,
+    mass_PG: jax.Array,
+    top_p_P: jax.Array,
+    vocab: Vocabulary,
 ) -> jax.Array:
     """The smallest logit of the nucleus of the law; -inf where top-p is off."""
+
+    def sum_rows(x_PGJ: jax.Array) -> jax.Array:
+        return total(vocab.all_groups(group_sum(x_PGJ))) if vocab.shared else row_sum(x_PGJ)
+
     weight_PC = weights(values_PC, law)
     untruncated_P = law.threshold_P == -jnp.inf
     mass_P = jnp.where(untruncated_P, total(mass_PG), total(weight_PC))
@@ -100,22 +111,22 @@ def _top_p_threshold(
 
     def search() -> jax.Array:
         weight_PGJ = weights(logits_PGJ, law)
-        mass_P = row_sum(weight_PGJ)
+        mass_P = sum_rows(weight_PGJ)
         need_P = top_p_P * mass_P
         # All tokens below this weight together have less than the mass that may be dropped.
-        low_P = _key((1 - top_p_P) * mass_P / logits_PGJ.shape[1] / GROUP * 0.99)
+        low_P = _key((1 - top_p_P) * mass_P / vocab.padded * 0.99)
         above_P = total(jnp.where(values_PC > values_PC[:, -1:], weight_PC, 0))
         high_P = _key(jnp.where(above_P < need_P, weight_PC[:, -1], 1.0)) + 1
 
         def mass(pivot_P: jax.Array) -> jax.Array:
-            return row_sum(jnp.where(weight_PGJ >= pivot_P[:, None, None], weight_PGJ, 0))
+            return sum_rows(jnp.where(weight_PGJ >= pivot_P[:, None, None], weight_PGJ, 0))
 
         def settled(low_P: jax.Array, at_low_P: jax.Array, at_high_P: jax.Array) -> jax.Array:
             return at_low_P - at_high_P < 1.5 * low_P  # at most one token lies between the two
 
         pivot_P = _bisect(mass, need_P, settled, known_P, low_P, high_P, mass_P)
         kept_PGJ = jnp.where(weight_PGJ >= pivot_P[:, None, None], logits_PGJ, jnp.inf)
-        return jnp.where(known_P, nucleus_P, kept_PGJ.min(-1).min(-1))
+        return jnp.where(known_P, nucleus_P, vocab.smallest(kept_PGJ.min(-1).min(-1)))
 
     return lax.cond(jnp.all(known_P), lambda: nucleus_P, search)
 

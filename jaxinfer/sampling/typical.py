@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxinfer.sampling.groups import group_sum, split_groups, total
 from jaxinfer.sampling.inputs import SamplingInputs
 from jaxinfer.sampling.law import Law, scores
+from jaxinfer.sampling.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -32,25 +34,37 @@ class Typical:
 
 
 def lossy_tokens(
-    token_P: jax.Array, edited_PV: jax.Array, law: Law, inputs: SamplingInputs, typical: Typical
+    token_P: jax.Array,
+    edited_PV: jax.Array,
+    law: Law,
+    inputs: SamplingInputs,
+    typical: Typical,
+    vocab: Vocabulary,
 ) -> jax.Array:
     """The drawn tokens, int32 [P], with typical drafts in the place of those that were drawn before them.
 
     Args:
         token_P: what was drawn.
         edited_PV: edited logits; with ``law``, what the tokens were drawn from.
+        vocab: the devices that share the logits.
     """
     row = jnp.arange(token_P.shape[0])
     before_P = jnp.maximum(inputs.before_P, 0)
     draft_P = jnp.maximum(inputs.draft_P, 0)
-    score_PV = scores(edited_PV, law)
-    weight_PV = jnp.exp(score_PV)
-    mass_P = weight_PV.sum(-1)
-    inner_P = jnp.where(weight_PV > 0, weight_PV * score_PV, 0.0).sum(-1)
+    score_PGJ = scores(split_groups(edited_PV), law)
+    weight_PGJ = jnp.exp(score_PGJ)
+    mass_P = total(vocab.all_groups(group_sum(weight_PGJ)))
+    inner_PGJ = jnp.where(weight_PGJ > 0, weight_PGJ * score_PGJ, 0.0)
+    inner_P = total(vocab.all_groups(group_sum(inner_PGJ)))
     entropy_P = jnp.log(mass_P) - inner_P / mass_P
     bar_P = jnp.minimum(typical.epsilon, typical.delta * jnp.exp(-entropy_P))
     counts_P = (inputs.before_P >= 0) & (inputs.temperature_P[before_P] > 0)
-    counts_P &= weight_PV[before_P, draft_P] > (bar_P * mass_P)[before_P]
+    weight_PV = weight_PGJ.reshape(len(row), -1)
+    columns = weight_PV.shape[1]
+    column_P = vocab.column(draft_P, columns)
+    of_draft_P = weight_PV[before_P, jnp.minimum(column_P, columns - 1)]
+    of_draft_P = vocab.sum(jnp.where(column_P < columns, of_draft_P, 0.0))
+    counts_P &= of_draft_P > (bar_P * mass_P)[before_P]
 
     def longer(_: int, length_P: jax.Array) -> jax.Array:
         """One more than the longest accepted path behind each row, for the row before it."""

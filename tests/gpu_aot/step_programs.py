@@ -10,14 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.batch.packing import Packing
 from jaxinfer.config import SchedulerConfig
-from jaxinfer.kv_cache.allocate import allocate
-from jaxinfer.kv_cache.layout import LayerKV
-from jaxinfer.models.build import logical_axes
+from jaxinfer.kv_cache.allocate import cache_structs
+from jaxinfer.kv_cache.layout import KVCache, kv_partition
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import parse_config
@@ -29,7 +27,8 @@ from jaxinfer.sampling.state import init_state
 from pallas_kernels.aot.compile import Program
 from pallas_kernels.ops import Ops
 from pallas_kernels.select import select_ops
-from sharding.kernels import attention_over_heads, rope_kv_write_over_heads
+from sharding.layout import ONE_DEVICE, WHOLE, Layout
+from sharding.mesh import EXPERT, TENSOR, axis_rules
 
 LAYERS = 4
 BLOCKS = 509
@@ -40,19 +39,11 @@ SEQUENCES = 64
 STEP_TOKENS = 2048
 GROUPS = (0,) * LAYERS
 
-DEVICES = 2
-AXIS = "tensor"
-SHARDED = ("vocab", "qkv", "heads", "gate_up", "mlp")
-"""Logical axes that tensor parallelism spreads over the devices."""
-_CACHE_SPEC = LayerKV(
-    PartitionSpec(None, AXIS), PartitionSpec(None, AXIS), PartitionSpec(AXIS), PartitionSpec(AXIS)
-)
 # Without COLLECTIVES each all-reduce ends a CUDA graph: nine launches of graphs a step instead of one.
 GRAPHS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,"
     "DYNAMIC_SLICE_FUSION,COLLECTIVES"
 }
-_split = jnp.split
 
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -80,6 +71,7 @@ class Step:
 
     ops: Ops
     layers_per_segment: int
+    layout: Layout = ONE_DEVICE
 
     @cached_property
     def config(self) -> TransformerConfig:
@@ -89,7 +81,7 @@ class Step:
     def model(self) -> SegmentedModel:
         return segmented_model(
             self.config,
-            self.ops,
+            replace(self.ops, shards=self.layout.rules),
             jnp.dtype(jnp.bfloat16),
             param_dtype=jnp.dtype(jnp.bfloat16),
             max_model_len=MAX_MODEL_LEN,
@@ -103,12 +95,10 @@ class Step:
 
     @cached_property
     def functions(self) -> StepFunctions:
-        return StepFunctions.make(self.model, self.plan, GROUPS)
+        return StepFunctions.make(self.model, self.plan, GROUPS, self.layout)
 
-    def kv_cache(self) -> Any:
-        return jax.eval_shape(
-            lambda: allocate(kv_specs(self.config), GROUPS, (BLOCKS,), 16, jnp.dtype(jnp.bfloat16), {})
-        )
+    def kv_cache(self) -> KVCache:
+        return cache_structs(kv_specs(self.config), BLOCKS, 16, jnp.dtype(jnp.bfloat16), self.layout)
 
     def hidden(self, tokens: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((tokens, self.config.hidden_size), jnp.bfloat16)
@@ -117,9 +107,10 @@ class Step:
         return jax.ShapeDtypeStruct((Packing.make(self.plan, tokens).size,), jnp.int32)
 
     def embedded(self, tokens: int) -> Any:
-        """Shapes of what the embedding program returns."""
-        leaves = tuple(self.model.shapes[path] for path in self.model.embed_paths)
-        embed = self.functions.embed
+        """Shapes of what the embedding program returns; the same for every number of devices."""
+        alone = replace(self, layout=ONE_DEVICE)
+        leaves = alone.model.structs(alone.model.embed_paths)
+        embed = alone.functions.embed
         newest_W = jax.ShapeDtypeStruct((SEQUENCES + 1,), jnp.int32)
         return jax.eval_shape(lambda *args: embed(*args, tokens), leaves, newest_W, self.packed(tokens))
 
@@ -135,22 +126,24 @@ def backbone(backend: str, tokens: int) -> Program:
     return _backbone(Step(_ops(backend), layers_per_segment=LAYERS), tokens)
 
 
-def sharded_segment(backend: str, tokens: int) -> Program:
-    """``segment`` on two devices, with heads and MLP sharded."""
-    step = Step(_over_heads(_ops(backend)), layers_per_segment=1)
-    part = step.model.segments[0]
-    weights = tuple(_weight_specs(step)[path] for path in part.paths)
-    specs = (weights, (_CACHE_SPEC,), PartitionSpec(), PartitionSpec(), PartitionSpec())
-    return _sharded(_segment(step, tokens), specs, out_specs=(PartitionSpec(), (_CACHE_SPEC,)))
+def sharded_segment(backend: str, tokens: int, devices: int) -> Program:
+    """``segment`` with heads and MLP sharded."""
+    step = Step(_ops(backend), layers_per_segment=1, layout=_layout(devices))
+    cache = (kv_partition(step.layout.rules),)
+    weights = step.model.specs(step.model.segments[0].paths, step.layout)
+    specs = (weights, cache, WHOLE, WHOLE, WHOLE)
+    return _sharded(_segment(step, tokens), devices, specs, out_specs=(WHOLE, cache))
 
 
-def sharded_backbone(backend: str, tokens: int) -> Program:
-    """``backbone`` on two devices. The logits stay sharded over the vocabulary."""
-    step = Step(_over_heads(_ops(backend)), layers_per_segment=LAYERS)
-    whole = PartitionSpec()
-    specs = (_weight_specs(step), (_CACHE_SPEC,) * LAYERS, whole, whole, whole, whole)
-    logits = PartitionSpec(None, AXIS)
-    return _sharded(_backbone(step, tokens), specs, out_specs=((_CACHE_SPEC,) * LAYERS, whole, logits))
+def sharded_backbone(backend: str, tokens: int, devices: int) -> Program:
+    """``backbone`` with all weights sharded. The logits stay sharded over the vocabulary."""
+    step = Step(_ops(backend), layers_per_segment=LAYERS, layout=_layout(devices))
+    rules, paths = step.layout.rules, tuple(step.model.shapes)
+    cache = (kv_partition(rules),) * LAYERS
+    weights = dict(zip(paths, step.model.specs(paths, step.layout)))
+    specs = (weights, cache, WHOLE, WHOLE, WHOLE, WHOLE)
+    logits = rules.spec((None, "vocab"))
+    return _sharded(_backbone(step, tokens), devices, specs, out_specs=(cache, WHOLE, logits))
 
 
 def sampler(backend: str) -> Program:
@@ -167,7 +160,7 @@ def sampler(backend: str) -> Program:
 
 def _segment(step: Step, tokens: int) -> Program:
     part = step.model.segments[0]
-    leaves = tuple(step.model.shapes[path] for path in part.paths)
+    leaves = step.model.placed_structs(part.paths, step.layout)
     args = (leaves, step.kv_cache()[: part.num_layers], *step.embedded(tokens))
     return Program(step.functions.segments[part.kind], args, donate=(1, 2))
 
@@ -181,7 +174,9 @@ def _backbone(step: Step, tokens: int) -> Program:
     newest_W = jax.ShapeDtypeStruct((SEQUENCES + 1,), jnp.int32)
     index_P = jax.ShapeDtypeStruct((SEQUENCES,), jnp.int32)
     hidden_XD = step.hidden(STEP_TOKENS)
-    args = (step.model.shapes, step.kv_cache(), hidden_XD, newest_W, step.packed(tokens), index_P)
+    paths = tuple(step.model.shapes)
+    params = dict(zip(paths, step.model.placed_structs(paths, step.layout)))
+    args = (params, step.kv_cache(), hidden_XD, newest_W, step.packed(tokens), index_P)
     return Program(run, args, donate=(1, 2))
 
 
@@ -189,31 +184,11 @@ def _ops(backend: str) -> Ops:
     return select_ops(backend, platform="gpu", strict=True, generation="hopper")
 
 
-def _over_heads(ops: Ops) -> Ops:
-    return replace(
-        ops,
-        attention=attention_over_heads(ops.attention, AXIS),
-        rope_kv_write=rope_kv_write_over_heads(ops.rope_kv_write, AXIS),
-    )
+def _layout(devices: int) -> Layout:
+    """The mesh is the one that is current while the program is compiled."""
+    return Layout(axis_rules(tensor=devices, expert=1))
 
 
-def _weight_specs(step: Step) -> dict[str, PartitionSpec]:
-    axes = logical_axes(step.config, step.ops, jnp.dtype(jnp.bfloat16))
-    return {
-        path: PartitionSpec(*(AXIS if name in SHARDED else None for name in names))
-        for path, names in axes.items()
-    }
-
-
-def _sharded(program: Program, specs: Any, out_specs: Any) -> Program:
-    # Projections that are concatenations hold the parts of one device after those of the other. Kernels see the
-    # device's own parts; the MLP takes gate and up apart outside of them.
-    jnp.split = _split_by_device
-    return replace(program, axes={AXIS: DEVICES}, specs=specs, out_specs=out_specs, options=GRAPHS)
-
-
-def _split_by_device(x: jax.Array, parts: int, axis: int) -> list[jax.Array]:
-    """``jnp.split`` of the last axis, which holds, device after device, the device's share of every part."""
-    assert axis == -1
-    local = x.reshape(*x.shape[:-1], DEVICES, -1)
-    return [part.reshape(*x.shape[:-1], -1) for part in _split(local, parts, axis=-1)]
+def _sharded(program: Program, devices: int, specs: Any, out_specs: Any) -> Program:
+    axes = {EXPERT: 1, TENSOR: devices}
+    return replace(program, axes=axes, specs=specs, out_specs=out_specs, options=GRAPHS)

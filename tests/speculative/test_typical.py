@@ -18,6 +18,7 @@ from jaxinfer.sampling.host import Drafts as SampledDrafts
 from jaxinfer.sampling.host import SamplingTable
 from jaxinfer.sampling.law import untruncated
 from jaxinfer.sampling.typical import Typical, lossy_tokens
+from jaxinfer.sampling.vocabulary import Vocabulary
 from jaxinfer.sampling_params import SamplingParams
 from tests.support import engines
 from tests.support.engines import Job, ids, run
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.feature("typical acceptance")
 
 RULE = Typical(0.09, 0.3)
 P, V, NODES = 8, 5, 6
-QUICK = jax.jit(lossy_tokens, static_argnums=4)
+QUICK = jax.jit(lossy_tokens, static_argnums=(4, 5))
 TYPICAL = SpeculativeConfig(
     drafter="tests/support/drafters.py:Greedy", acceptance="typical", max_drafts=3, max_step_drafts=12
 )
@@ -67,12 +68,13 @@ def test_the_longest_path_of_typical_drafts_counts(seed: int, data: st.DataObjec
     drafts = SampledDrafts(np.array([-1, *tree.tokens]), before)
     inputs = table.build(np.zeros(NODES + 1, int), np.arange(NODES + 1), P, drafts=drafts)
     law = untruncated(jnp.asarray(logits_PV.max(-1)), inputs)
-    found = QUICK(jnp.asarray(drawn, jnp.int32), logits_PV, law, inputs, RULE)
+    found = QUICK(jnp.asarray(drawn, jnp.int32), logits_PV, law, inputs, RULE, Vocabulary(V))
     law_NV = np.asarray(jax.nn.softmax(logits_PV / 0.7))[: NODES + 1].astype(np.float64)
     want = by_definition(law_NV, tree, drawn[: NODES + 1].tolist())
     np.testing.assert_array_equal(np.asarray(found)[: NODES + 1], want)
     greedy = replace(inputs, temperature_P=np.zeros(P, np.float32))
-    np.testing.assert_array_equal(QUICK(jnp.asarray(drawn, jnp.int32), logits_PV, law, greedy, RULE), drawn)
+    found = QUICK(jnp.asarray(drawn, jnp.int32), logits_PV, law, greedy, RULE, Vocabulary(V))
+    np.testing.assert_array_equal(found, drawn)
 
 
 @cache

@@ -2,14 +2,10 @@
 
 from functools import cache
 
-import jax.numpy as jnp
-import numpy as np
-
 from jaxinfer.models.registry import parse_config
-from jaxinfer.models.segments import segmented_model
+from sharding.layout import ONE_DEVICE, Layout
 from tests.support import engines
-from tests.support.kernels import kernel_ops
-from tests.support.tiny_models import MAX_MODEL_LEN, TinyModel, random_param
+from tests.support.tiny_models import MAX_MODEL_LEN, TinyModel, make_model
 
 _HF_CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -39,13 +35,6 @@ _HF_CONFIG = {
 
 
 @cache
-def latent_model() -> TinyModel:
+def latent_model(layout: Layout = ONE_DEVICE) -> TinyModel:
     """Latents of 24 values and rotated keys of 8; ``TinyModel.logits`` does not know this model."""
-    config, ops = parse_config(_HF_CONFIG), kernel_ops()
-    dtype = jnp.dtype(jnp.float32)
-    parts = segmented_model(
-        config, ops, dtype, param_dtype=dtype, max_model_len=MAX_MODEL_LEN, layers_per_segment=2
-    )
-    rng = np.random.default_rng(0)
-    params = {path: jnp.asarray(random_param(rng, path, shape.shape)) for path, shape in parts.shapes.items()}
-    return TinyModel(config, ops, parts, params)
+    return make_model(parse_config(_HF_CONFIG), 0, layout, layers_per_segment=2)

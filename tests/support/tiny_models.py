@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from jaxinfer.tokenization.chat import ChatTemplate
 from jaxinfer.tokenization.tokenizer import Tokenizer
 from pallas_kernels.kv_storage import storage_dtype
 from pallas_kernels.ops import Ops
+from sharding.layout import ONE_DEVICE, Layout
 from tests.support import engines
 from tests.support.kernels import kernel_ops
 
@@ -111,6 +112,7 @@ class TinyModel:
     ops: Ops
     parts: SegmentedModel
     params: dict[str, jax.Array]
+    layout: Layout = ONE_DEVICE
     _programs: dict[CompilePlan, ModelPrograms] = field(default_factory=dict)
 
     def engine(
@@ -123,6 +125,7 @@ class TinyModel:
         cache_dtype: str = "float32",
         scales: LayerScales | None = None,
         drafter: "MakeDrafter | None" = None,
+        one_bucket: bool = False,
     ) -> Engine:
         """A fresh engine; by default with warm-up at first use.
 
@@ -130,6 +133,7 @@ class TinyModel:
             wrap: puts something around the runner, for example a recorder.
             cache_dtype, scales: of the KV cache.
             drafter: makes one that computes beside the model.
+            one_bucket: every step is padded to the most tokens that the settings allow.
             all_buckets: the plan that the settings ask for, not one of few shapes that compiles quickly.
         """
         settings = settings or tiny_settings()
@@ -156,24 +160,28 @@ class TinyModel:
                 scored_rows=MAX_SEQS,
                 copied_blocks=8 * len(windows),
             )
+        if one_bucket:
+            plan = replace(plan, token_buckets=(settings.scheduler.max_num_batched_tokens,))
         device_blocks = (DEVICE_BLOCKS,) * len(windows)
         stored = storage_dtype(jnp.dtype(CACHE_DTYPES[cache_dtype]), self.ops.platform)
 
         sampler = DeviceSampler(
-            self.config.vocab_size, plan, self.config.eos_token_ids, self.ops.truncated_draw
+            self.config.vocab_size, plan, self.config.eos_token_ids, self.ops.truncated_draw, self.layout
         )
         programs, builder = self.programs(plan), BatchBuilder(plan)
         follower = None
         if drafter is not None:
             follower = drafter(Beside(self, plan, programs, builder, sampler))
+        specs = kv_specs(self.config)
         runner = JaxRunner(
             programs,
-            allocate(kv_specs(self.config), groups, device_blocks, plan.block_size, stored, scales or {}),
+            allocate(specs, groups, device_blocks, plan.block_size, stored, scales or {}, self.layout),
             plan,
             sampler,
             hidden_size=self.config.hidden_size,
             dtype=jnp.float32,
             follower=follower,
+            layout=self.layout,
         )
         return assemble(
             settings,
@@ -194,7 +202,7 @@ class TinyModel:
         if plan not in self._programs:
             _, groups = group_layers(kv_specs(self.config))
             self._programs[plan] = ModelPrograms(
-                self.parts, self.params, StepFunctions.make(self.parts, plan, groups)
+                self.parts, self.params, StepFunctions.make(self.parts, plan, groups, self.layout)
             )
         return self._programs[plan]
 
@@ -224,19 +232,43 @@ def tiny_model(windows: Windows = FULL, seed: int = 0) -> TinyModel:
     Args:
         windows: sliding window of each layer.
     """
-    config = replace(parse_config(_HF_CONFIG), windows=windows)
-    ops = kernel_ops()
-    parts = segmented_model(
+    return make_model(replace(parse_config(_HF_CONFIG), windows=windows), seed)
+
+
+@cache
+def sparse_model(layout: Layout = ONE_DEVICE) -> TinyModel:
+    """As ``tiny_model``, with four experts in every layer, of which a token takes two, and norms of q and k."""
+    sparse = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }
+    return make_model(parse_config({**_HF_CONFIG, **sparse}), 0, layout)
+
+
+def make_model(
+    config: TransformerConfig, seed: int, layout: Layout = ONE_DEVICE, layers_per_segment: int = 1
+) -> TinyModel:
+    """A model of two layers; the weights do not depend on the layout."""
+    build = partial(
+        segmented_model,
         config,
-        ops,
-        jnp.float32,
+        dtype=jnp.float32,
         param_dtype=jnp.float32,
         max_model_len=MAX_MODEL_LEN,
-        layers_per_segment=1,
+        layers_per_segment=layers_per_segment,
     )
+    ops = kernel_ops()
+    parts = build(ops)
     rng = np.random.default_rng(seed)
-    params = {path: jnp.asarray(random_param(rng, path, shape.shape)) for path, shape in parts.shapes.items()}
-    return TinyModel(config, ops, parts, params)
+    host = {path: random_param(rng, path, shape.shape) for path, shape in parts.shapes.items()}
+    if layout.num_devices > 1:
+        ops = replace(ops, shards=layout.rules)
+        parts = build(ops)
+    params = {path: layout.place(weight, parts.axes[path]) for path, weight in host.items()}
+    return TinyModel(config, ops, parts, params, layout)
 
 
 def tiny_settings(**options: Any) -> EngineConfig:
@@ -256,7 +288,7 @@ def random_param(rng: np.random.Generator, path: str, shape: Iterable[int]) -> n
     shape = tuple(shape)
     if len(shape) == 1:
         return (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
-    scale = {"embed": 1.0, "lm_head": 0.4}.get(path.split(".")[0], 1.5 * shape[1] ** -0.5)
+    scale = {"embed": 1.0, "lm_head": 0.4}.get(path.split(".")[0], 1.5 * shape[-1] ** -0.5)
     return (scale * rng.standard_normal(shape)).astype(np.float32)
 
 

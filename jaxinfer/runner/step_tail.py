@@ -1,0 +1,62 @@
+"""What follows the layers of a step: samples, scores of prompt tokens, pooled hidden states."""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxinfer.batch.builder import StepArrays
+from jaxinfer.runner.device_sampler import DeviceSampler, LogitsOf, PendingScores, SampledStep
+from jaxinfer.runner.programs import ModelPrograms
+from jaxinfer.runner.protocol import Masks, StepResult, pooled_positions, scored_range
+from jaxinfer.scheduler.plan import StepPlan
+
+
+@dataclass(frozen=True)
+class JaxHandle:
+    """A step whose results are on their way to the host."""
+
+    sampled: SampledStep
+    scores: dict[int, PendingScores]
+    pooled: dict[int, jax.Array]
+
+    def result(self) -> StepResult:
+        tokens, healthy, logprobs = self.sampled.fetch()
+        scores = {i: score.fetch() for i, score in self.scores.items()}
+        return StepResult(
+            tokens, healthy, logprobs, scores, {i: np.asarray(x) for i, x in self.pooled.items()}
+        )
+
+
+@dataclass(frozen=True)
+class StepTail:
+    """The programs behind the layers, and the sampler."""
+
+    programs: ModelPrograms
+    sampler: DeviceSampler
+
+    def finish(
+        self, hidden_XD: jax.Array, plan: StepPlan, arrays: StepArrays, slots: np.ndarray, masks: Masks
+    ) -> JaxHandle:
+        """Dispatches all that a step yields.
+
+        Args:
+            hidden_XD: buffer with the step's hidden states; it may be overwritten once this has returned.
+            slots: of the sampled rows, see ``DeviceSampler.slots``.
+        """
+        sampled = self.sampler.sample(arrays, slots, self.logits(hidden_XD), masks)
+        scores: dict[int, PendingScores] = {}
+        pooled: dict[int, jax.Array] = {}
+        offset = 0
+        for index, row in enumerate(plan.rows):
+            if len(range(*scored_range(row))):
+                scores[index] = self.sampler.score(row, self.logits(hidden_XD, offset))
+            if positions := pooled_positions(row):
+                first = offset + positions.start - row.start
+                pooled[index] = self.programs.pool(hidden_XD, first, first + len(positions))
+            offset += row.num_tokens
+        return JaxHandle(sampled, scores, pooled)
+
+    def logits(self, hidden_XD: jax.Array, offset: int = 0) -> LogitsOf:
+        """Logits of tokens by their index relative to a row that starts at ``offset`` in the batch."""
+        return lambda index_P: self.programs.head(hidden_XD, (index_P + offset).astype(np.int32))

@@ -1,0 +1,50 @@
+"""From the sizes of a deployment to meshes of devices."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from sharding.axes import AxisRules
+from sharding.layout import ONE_DEVICE, Layout
+
+EXPERT, TENSOR = "expert", "tensor"
+
+
+def axis_rules(tensor: int, expert: int) -> AxisRules:
+    """The rules of tensor and expert parallelism.
+
+    Experts are spread over the expert axis and their width over the tensor axis. All else (heads, MLPs, vocabulary) is
+    spread over both, so no device computes what another one does.
+    """
+    both = (EXPERT, TENSOR)
+    return AxisRules(
+        mesh_axes=(
+            ("vocab", both),
+            ("heads", both),
+            ("kv_heads", both),
+            ("mlp", both),
+            ("experts", (EXPERT,)),
+            ("expert_mlp", (TENSOR,)),
+        ),
+        sizes=((EXPERT, expert), (TENSOR, tensor)),
+    )
+
+
+def make_layout(devices: Sequence[jax.Device], tensor: int, expert: int) -> Layout:
+    """The layout over the first ``tensor * expert`` devices.
+
+    Raises:
+        ValueError: there are fewer devices.
+    """
+    wanted = tensor * expert
+    if wanted > len(devices):
+        raise ValueError(
+            f"parallel.tensor x parallel.expert is {tensor} x {expert} = {wanted}, but there are {len(devices)} "
+            f"devices of platform {devices[0].platform!r}"
+        )
+    if wanted == 1:
+        return ONE_DEVICE
+    mesh = Mesh(np.array(devices[:wanted]).reshape(expert, tensor), (EXPERT, TENSOR))
+    return Layout(axis_rules(tensor, expert), mesh)

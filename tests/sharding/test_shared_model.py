@@ -1,0 +1,101 @@
+"""A model shared by four devices gives the tokens and log-probabilities of one device, whatever the schedule.
+
+Two devices share the experts and two their width; all four share heads, of which there are more than KV heads, and the
+vocabulary, of which the last device has nothing.
+"""
+
+from typing import Any
+
+import jax
+import pytest
+
+from jaxinfer.config import SpeculativeConfig
+from jaxinfer.engine.build import Engine
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.tokenization.tokenizer import Tokenizer
+from sharding.mesh import make_layout
+from tests.engine.test_invariance_tiny_lm import PARAMS, PROMPTS, Seen
+from tests.support.engines import Job, ids, run
+from tests.support.tiny_models import TinyModel, prompt_ids, sparse_model, tiny_settings
+from tests.support.tokenizers import ByteTokenizer
+
+BOUND = 1e-4
+JOBS = [Job(ids(prompt), params, at=at) for at, (prompt, params) in enumerate(zip(PROMPTS, PARAMS))]
+NGRAM = SpeculativeConfig(drafter="ngram", max_drafts=5, max_step_drafts=12, ngram_shortest=1)
+PAIRED = ("tensor parallel", "expert parallel", "logprobs", "seeds")
+
+
+def engine_of(model: TinyModel, tokenizer: Tokenizer | None = None, **options: Any) -> Engine:
+    """Steps of eight tokens, in programs of one shape; prompts take several of them."""
+    settings = tiny_settings(max_num_batched_tokens=8, **options)
+    return model.engine(settings, tokenizer=tokenizer, one_bucket=True)
+
+
+@pytest.fixture(scope="module")
+def shared() -> TinyModel:
+    return sparse_model(make_layout(jax.devices(), tensor=2, expert=2))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Seen]:
+    return [
+        Seen.of(output) for output in run(engine_of(sparse_model(), prefix_caching=False, overlap=0), JOBS)
+    ]
+
+
+@pytest.mark.feature(*PAIRED, "chunked prefill", "overlap", "preemption", "sampling", "penalties")
+@pytest.mark.parametrize(
+    "options", [{"chunk_size": 5}, {"num_blocks": 14, "prefix_caching": False, "overlap": 0}], ids=str
+)
+def test_chunks_and_preemption(shared: TinyModel, expected: list[Seen], options: dict[str, Any]) -> None:
+    engine = engine_of(shared, **options)
+    for output, want in zip(run(engine, JOBS), expected, strict=True):
+        Seen.of(output).assert_close(want, BOUND)
+    assert "num_blocks" not in options or engine.core.stats.preemptions > 0
+
+
+@pytest.mark.feature(*PAIRED, "prefix cache")
+def test_prefix_hits(shared: TinyModel, expected: list[Seen]) -> None:
+    engine = engine_of(shared)
+    for _ in range(2):
+        again = run(engine, JOBS)
+        for output, want in zip(again, expected, strict=True):
+            Seen.of(output).assert_close(want, BOUND)
+    assert all(output.num_cached_tokens > 0 for output in again)
+
+
+@pytest.mark.slow
+@pytest.mark.feature(*PAIRED, "n-gram speculation")
+def test_drafts(shared: TinyModel, expected: list[Seen]) -> None:
+    engine = engine_of(shared, speculative=NGRAM)
+    for output, want in zip(run(engine, JOBS), expected, strict=True):
+        Seen.of(output).assert_close(want, BOUND)
+    assert engine.core.stats.drafted_tokens > 0
+
+
+@pytest.mark.feature(*PAIRED[:2], "structured output")
+def test_grammars(shared: TinyModel) -> None:
+    tokenizer = ByteTokenizer()
+    schema = {"enum": ["red", "green", [1, 2, 3]]}
+    jobs = [
+        Job(
+            ids(prompt_ids(7, seed)),
+            SamplingParams(seed=seed, max_tokens=24, structured_outputs={"json": schema}),
+        )
+        for seed in range(3)
+    ]
+    texts = [
+        [output.outputs[0].text for output in run(engine_of(model, tokenizer), jobs)]
+        for model in (sparse_model(), shared)
+    ]
+    assert texts[0] == texts[1]
+    assert set(texts[0]) <= {'"red"', '"green"'} or all(text for text in texts[0])
+
+
+def test_each_device_holds_its_share(shared: TinyModel) -> None:
+    """Nothing but norms and routers is whole on every device."""
+    for path, weight in shared.params.items():
+        pieces = {tuple((s.start, s.stop) for s in shard.index) for shard in weight.addressable_shards}
+        whole = "norm" in path or "router" in path
+        assert len(pieces) == (1 if whole else 4), path
+        assert len(weight.addressable_shards) == 4
