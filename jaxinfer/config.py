@@ -7,7 +7,7 @@ at once, each with its path; an unknown key names the nearest known one.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -129,14 +129,26 @@ class ParallelConfig(Scope):
     Attributes:
         tensor: devices that share every layer: its heads, the width of its MLP, and the vocabulary.
         expert: devices, times ``tensor``, that share the experts of sparse layers; they also share all else.
+        pipeline: stages of consecutive layers, each on ``tensor`` x ``expert`` devices of its own.
+        stage_layers: layers of each stage; absent: as even as possible.
     """
 
     tensor: int = Field(default=1, ge=1)
     expert: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+    stage_layers: tuple[Annotated[int, Field(ge=1)], ...] | None = None
 
     @property
     def num_devices(self) -> int:
-        return self.tensor * self.expert
+        return self.tensor * self.expert * self.pipeline
+
+    @model_validator(mode="after")
+    def _layers_of_every_stage(self) -> Self:
+        if self.stage_layers is not None and len(self.stage_layers) != self.pipeline:
+            raise ValueError(
+                f"stage_layers names {len(self.stage_layers)} stages, but pipeline is {self.pipeline}"
+            )
+        return self
 
 
 class SpeculativeConfig(Scope):
@@ -347,6 +359,11 @@ class EngineConfig(Scope):
             raise ValueError(
                 f"speculative.model is set and parallel asks for {devices} devices: draft models and heads need one "
                 "device; drafters without a model (ngram, suffix) work"
+            )
+        if self.parallel.pipeline > 1 and self.speculative.adaptive:
+            raise ValueError(
+                f"speculative.adaptive measures whole steps, which parallel.pipeline ({self.parallel.pipeline} stages) "
+                "does not have; switch one of them off"
             )
         return self
 

@@ -1,13 +1,15 @@
 """``jaxinfer plan``: what will be compiled, and what will fit."""
 
+from itertools import zip_longest
+
 from rich.console import Console
 from rich.table import Table
 
 from jaxinfer.checkpoints.loader import num_bytes
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.model_setup import ModelSetup, set_up_model, size_cache
-from jaxinfer.kv_cache.allocate import bytes_per_block
-from jaxinfer.models.decoder import kv_specs
+from jaxinfer.engine.pipeline_setup import size_stages, stage_setups
+from jaxinfer.kv_cache.allocate import bytes_per_block, local_specs
 
 
 def print_plan(config: EngineConfig) -> None:
@@ -30,13 +32,21 @@ def _programs(setup: ModelSetup) -> Table:
 
 
 def _memory(config: EngineConfig, setup: ModelSetup) -> Table:
-    blocks = size_cache(config, setup)
+    """Of the device that holds most."""
+    stages = stage_setups(setup)
+    blocks = size_cache(config, setup) if len(stages) == 1 else size_stages(config, setup, stages)
     size = config.cache.block_size
-    per_block = bytes_per_block(kv_specs(setup.model), setup.groups, size, setup.cache_dtype)
-    weights = sum(num_bytes(struct) for struct in setup.parts.shapes.values())
+    per_stage = [
+        bytes_per_block(local_specs(stage.specs, stage.layout), stage.groups, size, setup.cache_dtype)
+        for stage in stages
+    ]
+    per_block = [max(sizes) for sizes in zip_longest(*per_stage, fillvalue=0)]
+    shapes = setup.parts.shapes
+    weights = max(sum(num_bytes(shapes[path]) for path in stage.paths) for stage in stages)
     held = f"{len(setup.forms)} as stored, others {setup.dtype}" if setup.forms else f"{setup.dtype}"
-    table = Table("memory", "MiB", "notes")
-    table.add_row("weights", _mib(weights), f"{len(setup.parts.shapes)} tensors, {held}")
+    devices = "" if setup.num_devices == 1 else f" of each of {setup.num_devices} devices"
+    table = Table("memory" + devices, "MiB", "notes")
+    table.add_row("weights", _mib(weights), f"{len(shapes)} tensors, {held}")
     for window, count, block_bytes in zip(setup.windows, blocks, per_block):
         name = "KV cache" if window is None else f"KV cache, window {window}"
         tokens = (count - 1) * size

@@ -89,9 +89,9 @@ class Layout:
         )
         return jax.jit(function, out_shardings=shardings)()
 
-    def bring(self, x: jax.Array) -> jax.Array:
-        """An array that is whole on other devices, whole on each of these."""
-        return x if self.mesh is None else jax.device_put(x, NamedSharding(self.mesh, WHOLE))
+    def bring(self, x: jax.Array | np.ndarray) -> jax.Array:
+        """An array of the host, or one that is whole on other devices, whole on each of these."""
+        return jax.device_put(x, None if self.mesh is None else NamedSharding(self.mesh, WHOLE))
 
     def struct(self, local: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         """What stands for an array, whose shares look like that, when programs are compiled before it is there."""

@@ -33,18 +33,27 @@ def axis_rules(tensor: int, expert: int) -> AxisRules:
 
 
 def make_layout(devices: Sequence[jax.Device], tensor: int, expert: int) -> Layout:
-    """The layout over the first ``tensor * expert`` devices.
+    """The layout over the first ``tensor * expert`` devices; see ``make_layouts``."""
+    return make_layouts(devices, tensor, expert, 1)[0]
+
+
+def make_layouts(
+    devices: Sequence[jax.Device], tensor: int, expert: int, pipeline: int
+) -> tuple[Layout, ...]:
+    """The layout of each stage of a pipeline, over ``tensor * expert`` devices that follow each other.
 
     Raises:
         ValueError: there are fewer devices.
     """
-    wanted = tensor * expert
+    size = tensor * expert
+    wanted = size * pipeline
     if wanted > len(devices):
         raise ValueError(
-            f"parallel.tensor x parallel.expert is {tensor} x {expert} = {wanted}, but there are {len(devices)} "
-            f"devices of platform {devices[0].platform!r}"
+            f"parallel.tensor x parallel.expert x parallel.pipeline is {tensor} x {expert} x {pipeline} = {wanted}, "
+            f"but there are {len(devices)} devices of platform {devices[0].platform!r}"
         )
     if wanted == 1:
-        return ONE_DEVICE
-    mesh = Mesh(np.array(devices[:wanted]).reshape(expert, tensor), (EXPERT, TENSOR))
-    return Layout(axis_rules(tensor, expert), mesh)
+        return (ONE_DEVICE,)
+    grid = np.array(devices[:wanted]).reshape(pipeline, expert, tensor)
+    rules = axis_rules(tensor, expert)
+    return tuple(Layout(rules, Mesh(stage, (EXPERT, TENSOR))) for stage in grid)

@@ -1,7 +1,7 @@
 """From a configuration to a running engine."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from jaxinfer.engine.model_setup import (
     set_up_model,
     size_cache,
 )
+from jaxinfer.engine.pipeline_setup import load_stages, make_pipeline, size_stages, stage_setups
 from jaxinfer.engine.stop import StopConditions
 from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import KVCacheManager
@@ -34,6 +35,7 @@ from jaxinfer.observability.compilation import CompilationMonitor, use_compilati
 from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.host_memory import keep_freed_memory
 from jaxinfer.runner.jax_runner import JaxRunner
+from jaxinfer.runner.pipeline_runner import PipelineRunner
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.runner.timing import ProgramSeconds
@@ -90,25 +92,63 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     setup = set_up_model(config, cuts_of=cuts_of(config))
+    text_path = _text_path(config, setup.files)
+    load = _load if len(setup.layouts) == 1 else _load_pipeline
+    with ThreadPoolExecutor(1, thread_name_prefix="text") as reader:
+        reading = reader.submit(load_text, text_path)
+        loaded = load(config, setup, lambda: reading.result()[0], progress)
+    tokenizer, chat_template = reading.result()
+    return assemble(
+        config,
+        loaded.runner,
+        setup.plan,
+        loaded.num_blocks,
+        setup.windows,
+        builder=loaded.builder,
+        drafter=loaded.drafter,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        vocab_size=setup.model.vocab_size,
+        max_model_len=setup.max_model_len,
+        eos_token_ids=_eos_ids(setup.model, tokenizer),
+        progress=progress,
+        sampling_defaults=sampling_defaults(setup.files.generation_config),
+        text_path=text_path,
+    )
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A runner with weights and cache.
+
+    Attributes:
+        builder, drafter: see ``assemble``.
+    """
+
+    runner: Runner
+    num_blocks: tuple[int, ...]
+    builder: BatchBuilder
+    drafter: DeviceDrafter | None = None
+
+
+def _load(
+    config: EngineConfig, setup: ModelSetup, text: Callable[[], Tokenizer | None], progress: Progress | None
+) -> _Loaded:
+    """A model whose layers are all on the same devices.
+
+    Args:
+        text: waits for the tokenizer, which is read meanwhile.
+    """
     draft = set_up_drafter(config, setup)
     more = NO_LAYERS if draft is None else draft.layers
     with ThreadPoolExecutor(1, thread_name_prefix="weights") as reader:
         # Weights and programs do not depend on each other: one is read while the other is compiled.
         reading = reader.submit(load_weights, setup, progress)
         reading_draft = None if draft is None else reader.submit(draft.load, progress)
-        text_path = _text_path(config, setup.files)
-        tokenizer, chat_template = load_text(text_path)
+        tokenizer = text()
         if draft is not None:
             draft.check(tokenizer)
-        eos_token_ids = _eos_ids(setup.model, tokenizer)
-        sampler = DeviceSampler(
-            setup.model.vocab_size,
-            setup.plan,
-            eos_token_ids,
-            setup.ops.truncated_draw,
-            setup.layout,
-            typical_of(config.speculative),
-        )
+        sampler = _sampler(config, setup, tokenizer)
         functions = _compile_first(setup, sampler)
         num_blocks: tuple[int, ...] = ()
         kv_cache: KVCache | None = None
@@ -137,22 +177,29 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         follower=drafter,
         layout=setup.layout,
     )
-    return assemble(
-        config,
-        runner,
+    return _Loaded(runner, num_blocks, builder, drafter)
+
+
+def _load_pipeline(
+    config: EngineConfig, setup: ModelSetup, text: Callable[[], Tokenizer | None], progress: Progress | None
+) -> _Loaded:
+    """A model whose layers are spread over stages."""
+    stages = stage_setups(setup)
+    load_stages(setup, stages, progress)
+    num_blocks = size_stages(config, setup, stages)
+    sampler = _sampler(config, setup, text())
+    runner = make_pipeline(config, setup, stages, num_blocks, sampler)
+    return _Loaded(runner, num_blocks, BatchBuilder(setup.plan))
+
+
+def _sampler(config: EngineConfig, setup: ModelSetup, tokenizer: Tokenizer | None) -> DeviceSampler:
+    return DeviceSampler(
+        setup.model.vocab_size,
         setup.plan,
-        num_blocks,
-        setup.windows,
-        builder=builder,
-        drafter=drafter,
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        vocab_size=setup.model.vocab_size,
-        max_model_len=setup.max_model_len,
-        eos_token_ids=eos_token_ids,
-        progress=progress,
-        sampling_defaults=sampling_defaults(setup.files.generation_config),
-        text_path=text_path,
+        _eos_ids(setup.model, tokenizer),
+        setup.ops.truncated_draw,
+        setup.layout,
+        typical_of(config.speculative),
     )
 
 
@@ -184,11 +231,11 @@ def assemble(
     builder = builder or BatchBuilder(plan)
     compilations = CompilationMonitor(config.compile.on_recompile)
     programs = ProgramSeconds.guessed(plan) if config.speculative.adaptive else None
-    if isinstance(runner, JaxRunner) and config.compile.warm_up == "full":
+    if isinstance(runner, JaxRunner | PipelineRunner) and config.compile.warm_up == "full":
         runner.warm_up(
             builder, None if progress is None else lambda done, total: progress("compiling", done, total)
         )
-        if config.speculative.adaptive:
+        if config.speculative.adaptive and isinstance(runner, JaxRunner):
             # As far as decoding goes: one token of each sequence, and drafts.
             programs = runner.time_programs(builder, plan.row_buckets[-1])
         compilations.arm()
@@ -214,6 +261,7 @@ def assemble(
         compilations,
         depth=config.scheduler.overlap,
         speculation=speculation,
+        stages=config.parallel.pipeline,
     )
     grammars = None
     if tokenizer is not None:

@@ -50,6 +50,8 @@ class EngineCore:
 
     Args:
         depth: steps that may be in flight while the next one is planned (0: synchronous).
+        stages: of the runner's pipeline. If there are several, as many steps and ``depth`` more are in flight, and none
+            has a sequence that another one has: what a step samples is known when the sequence's next one is planned.
         tokenizer: None if no request is detokenized.
         compilations: asked after every step whether something was compiled.
         speculation: gives drafts to running sequences; None: one token a step.
@@ -65,6 +67,7 @@ class EngineCore:
         compilations: CompilationMonitor,
         depth: int,
         speculation: Speculation | None = None,
+        stages: int = 1,
     ) -> None:
         self.scheduler = scheduler
         self.stats = EngineStats()
@@ -73,7 +76,8 @@ class EngineCore:
         self._stop = stop
         self._tokenizer = tokenizer
         self._compilations = compilations
-        self._depth = depth
+        self._depth = depth + stages - 1
+        self._batches = depth + stages if stages > 1 else 1
         self._speculation = speculation
         self._in_flight: deque[_InFlight] = deque()
         self._requests: dict[str, list[Sequence]] = {}
@@ -124,8 +128,8 @@ class EngineCore:
         drafting = self._speculation is not None and self._wait_for_drafts(self._speculation)
         started = time.monotonic()
         if drafting and self._speculation is not None:
-            self._speculation.draft(self.scheduler.running)
-        plan = self.scheduler.schedule()
+            self._speculation.draft(self._idle())
+        plan = self.scheduler.schedule(self._busy(), self._batches)
         if plan is not None:
             arrays = self._builder.build(plan)
             self._note_dispatch(plan, arrays.token_bucket)
@@ -141,13 +145,24 @@ class EngineCore:
         deltas, self._ready = self._ready, []
         return deltas
 
+    def _busy(self) -> set[Sequence]:
+        """Sequences that no other step may have: in a pipeline, those of all steps in flight."""
+        return {row.seq for step in self._in_flight for row in step.plan.rows} if self._batches > 1 else set()
+
+    def _idle(self) -> list[Sequence]:
+        """Running sequences that the next step may have."""
+        busy = self._busy()
+        return [seq for seq in self.scheduler.running if seq not in busy]
+
     def _wait_for_drafts(self, speculation: Speculation) -> bool:
         """Whether running sequences are to get drafts; then all steps before are committed.
 
         Drafts follow the newest token, so it has to be known; and how far a verified sequence is computed is known at
-        its commit only. Such steps are not overlapped.
+        its commit only. Such steps are not overlapped, but for those of a pipeline, which have nothing in common.
         """
-        wanted = speculation.wants(self.scheduler.running)
+        wanted = speculation.wants(self._idle())
+        if self._batches > 1:
+            return wanted
         if wanted or any(step.plan.drafted for step in self._in_flight):
             while self._in_flight:
                 self._commit_oldest()
@@ -162,7 +177,7 @@ class EngineCore:
         """
         begun = self._runner.begin(plan, arrays)
         dispatched = time.monotonic()
-        while self._in_flight:
+        while self._in_flight and self._batches == 1:
             self._commit_oldest()
         masks: dict[int, np.ndarray] = {}
         usable: Usable = {}

@@ -11,19 +11,19 @@ import numpy as np
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.checkpoints.dtypes import resolve_dtype
 from jaxinfer.checkpoints.kv_scales import LayerScales, read_kv_scales
-from jaxinfer.checkpoints.loader import Param, load_params
+from jaxinfer.checkpoints.loader import Param, Place, load_params
 from jaxinfer.checkpoints.model_files import ModelFiles, open_model
 from jaxinfer.checkpoints.references import resolve_reference
 from jaxinfer.checkpoints.stored_form import StoredForm, stored_forms
 from jaxinfer.checkpoints.weight_map import WeightMap
-from jaxinfer.config import EngineConfig
+from jaxinfer.config import EngineConfig, ParallelConfig
 from jaxinfer.engine.memory import fit_blocks, measure_temporaries
 from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate, local_specs
 from jaxinfer.kv_cache.layout import KVCache, LayerKVSpec, group_layers
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import family, parse_config
-from jaxinfer.models.segments import SegmentedModel, Struct, segmented_model
+from jaxinfer.models.segments import SegmentedModel, Struct, segmented_model, split_stages
 from jaxinfer.runner.programs import StepFunctions
 from pallas_kernels.gpus import Generation, generation_of
 from pallas_kernels.kv_storage import storage_dtype
@@ -32,7 +32,7 @@ from pallas_kernels.ops import Ops
 from pallas_kernels.precision import compute_dtype
 from pallas_kernels.select import select_ops
 from sharding.layout import Layout
-from sharding.mesh import make_layout
+from sharding.mesh import make_layouts
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total): called during long parts of the start."""
@@ -65,7 +65,8 @@ class ModelSetup:
         forms: parameters that are held in the form in which the checkpoint stores them.
         dtype: of activations and all other parameters; ``cache_dtype`` of K and V, held as ``stored_dtype``.
         windows, groups: sliding window of each KV group, and the group of each layer.
-        layout: the devices that share the model.
+        layouts: the devices of each stage of the pipeline, one stage if there is none.
+        stage_starts: first layer of each stage.
     """
 
     files: ModelFiles
@@ -81,7 +82,21 @@ class ModelSetup:
     windows: tuple[int | None, ...]
     groups: tuple[int, ...]
     plan: CompilePlan
-    layout: Layout
+    layouts: tuple[Layout, ...]
+    stage_starts: tuple[int, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """The devices of the last stage, which samples."""
+        return self.layouts[-1]
+
+    @property
+    def num_devices(self) -> int:
+        return sum(layout.num_devices for layout in self.layouts)
+
+    @property
+    def stages(self) -> tuple[SegmentedModel, ...]:
+        return split_stages(self.parts, self.stage_starts)
 
 
 def set_up_model(
@@ -98,7 +113,8 @@ def set_up_model(
         ValueError: the model asks for something unknown, ``max_model_len`` exceeds what it supports, or there are too
             few devices, or they cannot share it.
     """
-    layout = make_layout(jax.devices(), config.parallel.tensor, config.parallel.expert)
+    parallel = config.parallel
+    layouts = make_layouts(jax.devices(), parallel.tensor, parallel.expert, parallel.pipeline)
     files = open_model(resolve_reference(config.model.reference, config.model.sha256))
     model = parse_config(files.config)
     max_model_len = config.model.max_model_len or min(model.max_position, longest or model.max_position)
@@ -109,7 +125,7 @@ def set_up_model(
     ops = select_ops(
         config.kernel.backend, jax.default_backend(), config.kernel.strict, _gpu_generation(jax.devices()[0])
     )
-    stored = layout.num_devices == 1 and _keep_stored(config, ops)
+    stored = parallel.num_devices == 1 and _keep_stored(config, ops)
     if config.model.activations == "int8":
         ops = _with_int8_activations(ops, stored)
     declared, _ = resolve_dtype(config.model.dtype, files.config, files.source)
@@ -117,6 +133,7 @@ def set_up_model(
     dtype = jnp.dtype(jnp.float32) if stored else compute_dtype(declared, jax.default_backend())
     own = declared if stored else dtype  # the same kernels read K and V of 16 bits as fast as they come
     cache_dtype = jnp.dtype(own if config.cache.dtype == "auto" else CACHE_DTYPES[config.cache.dtype])
+    starts = stage_starts(parallel, model.num_layers)
     build = partial(
         segmented_model,
         model,
@@ -124,11 +141,11 @@ def set_up_model(
         param_dtype=dtype,
         max_model_len=max_model_len,
         layers_per_segment=config.compile.layers_per_segment,
-        cuts=() if cuts_of is None else cuts_of(model),
+        cuts=(*starts, *(() if cuts_of is None else cuts_of(model))),
     )
     whole = parts = build(ops)
-    if layout.num_devices > 1:
-        ops = replace(ops, shards=layout.rules)
+    if layouts[0].num_devices > 1:
+        ops = replace(ops, shards=layouts[0].rules)
         parts = build(ops)
     forms: dict[str, StoredForm] = {}
     if stored:
@@ -162,8 +179,30 @@ def set_up_model(
             draft_limits=config.speculative.draft_limits,
             tree_nodes=config.speculative.tree_nodes,
         ),
-        layout=layout,
+        layouts=layouts,
+        stage_starts=starts,
     )
+
+
+def stage_starts(parallel: ParallelConfig, num_layers: int) -> tuple[int, ...]:
+    """First layer of each stage of a pipeline.
+
+    Raises:
+        ValueError: the stages that are asked for are not the layers of the model.
+    """
+    counts = parallel.stage_layers
+    if counts is None:
+        least, more = divmod(num_layers, parallel.pipeline)
+        if least == 0:
+            raise ValueError(
+                f"parallel.pipeline is {parallel.pipeline}, but the model has {num_layers} layers only"
+            )
+        counts = tuple(least + (stage < more) for stage in range(parallel.pipeline))
+    if sum(counts) != num_layers:
+        raise ValueError(
+            f"parallel.stage_layers {list(counts)} have {sum(counts)} layers, but the model has {num_layers}"
+        )
+    return tuple(sum(counts[:stage]) for stage in range(len(counts)))
 
 
 def _keep_stored(config: EngineConfig, ops: Ops) -> bool:
@@ -192,11 +231,22 @@ def _weight_map(files: ModelFiles, model: TransformerConfig) -> WeightMap:
 
 def load_weights(setup: ModelSetup, progress: Progress | None = None) -> dict[str, Param]:
     """Reads the parameters onto the devices, one at a time, each share straight onto its own."""
+    assert len(setup.layouts) == 1, "load_stages reads those of a pipeline"
 
     def place(path: str, weight: np.ndarray | PackedWeight) -> Param:
         if isinstance(weight, PackedWeight):
             return jax.device_put(weight)
         return setup.layout.place(weight, setup.parts.axes[path])
+
+    return read_weights(setup, place, progress)
+
+
+def read_weights(setup: ModelSetup, place: Place, progress: Progress | None) -> dict[str, Param]:
+    """Reads the parameters, one at a time.
+
+    Args:
+        place: see ``load_params``.
+    """
 
     def report(done: int, total: int) -> None:
         if progress is not None:
@@ -213,7 +263,7 @@ def allocate_cache(config: EngineConfig, setup: ModelSetup, num_blocks: tuple[in
     Args:
         num_blocks: of each KV group.
     """
-    specs, scales = kv_specs(setup.model), _kv_scales(setup)
+    specs, scales = kv_specs(setup.model), kv_scales(setup)
     block_size, dtype = config.cache.block_size, setup.stored_dtype
     return allocate(specs, setup.groups, num_blocks, block_size, dtype, scales, setup.layout)
 
@@ -242,7 +292,7 @@ def size_cache(config: EngineConfig, setup: ModelSetup, more: MoreLayers = NO_LA
     )
 
 
-def _kv_scales(setup: ModelSetup) -> LayerScales:
+def kv_scales(setup: ModelSetup) -> LayerScales:
     """The checkpoint's scales, for a cache that is quantized."""
     if setup.cache_dtype.itemsize > 1:
         return {}

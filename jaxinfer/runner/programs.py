@@ -27,7 +27,7 @@ class StepFunctions:
     """
 
     embed: Callable[..., tuple[jax.Array, Ropes, ForwardBatch]]
-    unpack: Callable[[np.ndarray, int], tuple[Ropes, ForwardBatch]]
+    unpack: Callable[[jax.Array | np.ndarray, int], tuple[Ropes, ForwardBatch]]
     segments: dict[SegmentKind, jax.stages.Wrapped]
     store: Callable[[jax.Array, jax.Array], jax.Array]
     head: jax.stages.Wrapped
@@ -123,12 +123,12 @@ class ModelPrograms:
         return kv_cache, self.store(hidden_XD, x_TD)
 
     def embed(
-        self, newest_W: jax.Array, packed: np.ndarray, token_bucket: int
+        self, newest_W: jax.Array, packed: jax.Array | np.ndarray, token_bucket: int
     ) -> tuple[jax.Array, Ropes, ForwardBatch]:
         """What goes into the first layer, and what all layers read."""
         return self._functions.embed(self._embed_leaves, newest_W, packed, token_bucket)
 
-    def unpack(self, packed: np.ndarray, token_bucket: int) -> tuple[Ropes, ForwardBatch]:
+    def unpack(self, packed: jax.Array | np.ndarray, token_bucket: int) -> tuple[Ropes, ForwardBatch]:
         """What all layers read, where another stage embeds."""
         return self._functions.unpack(packed, token_bucket)
 

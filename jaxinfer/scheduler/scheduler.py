@@ -1,7 +1,7 @@
 """What runs in the next step: pure host logic over sequences, blocks and batch slots."""
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.drafts import NO_DRAFTS, Drafts
@@ -92,18 +92,31 @@ class Scheduler:
 
     # ---- one pass
 
-    def schedule(self) -> StepPlan | None:
-        """Plans the next step; None if nothing can run before a result comes back."""
-        self._pass = _Pass(self.config.max_num_batched_tokens)
+    def schedule(self, busy: Container[Sequence] = frozenset(), batches: int = 1) -> StepPlan | None:
+        """Plans the next step; None if nothing can run before a result comes back.
+
+        Args:
+            busy: sequences that are in another batch, and so in none that is planned now.
+            batches: that are in flight at the same time. If there are several, none takes more than its share of the
+                sequences, so that the others have some.
+        """
+        self._pass = _Pass(self.config.max_num_batched_tokens, busy, self._share(batches))
         running = list(self.running)
         for index, seq in enumerate(running):
-            if self._pass.budget == 0:
+            if self._pass.full:
                 break
-            if seq.status is Status.RUNNING:
+            if seq.status is Status.RUNNING and seq not in busy:
                 self._plan_running(seq, len(running) - index - 1)
         self._admit_waiting()
         self._return_budget()
         return self._finish_pass()
+
+    def _share(self, batches: int) -> int:
+        """Most sequences of a step."""
+        if batches == 1:
+            return len(self.running) + len(self.waiting)
+        could_run = len(self.running) + min(len(self.waiting), len(self._free_slots))
+        return max(1, -(-could_run // batches))
 
     def _plan_running(self, seq: Sequence, others: int) -> None:
         """Plans the next tokens of a running sequence.
@@ -135,8 +148,10 @@ class Scheduler:
         if self._pass.preempted:
             return
         for seq in list(self.waiting):
-            if seq.num_in_flight or self._waits_for_parent(seq):
+            if seq.num_in_flight or seq in self._pass.busy or self._waits_for_parent(seq):
                 continue
+            if len(self._pass.planned) >= self._pass.most:
+                return
             if self._pass.budget == 0 and not self._take_budget_for(seq):
                 return
             if not self._free_slots and not self._make_room_for(seq):
@@ -314,17 +329,25 @@ class _Pass:
     """What one scheduling pass has given out so far.
 
     Attributes:
+        busy: sequences of other batches.
+        most: sequences that the step may have.
         displaced: running sequences whose plan was cancelled in favour of more urgent ones, and the tokens that were
             planned; least urgent first.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, busy: Container[Sequence] = frozenset(), most: int = 0) -> None:
         self.budget = budget
+        self.busy = busy
+        self.most = most
         self.planned: dict[Sequence, int] = {}
         self.drafts: dict[Sequence, Drafts] = {}
         self.admitted: dict[Sequence, list[BlockCopy]] = {}
         self.displaced: list[tuple[Sequence, int]] = []
         self.preempted = 0
+
+    @property
+    def full(self) -> bool:
+        return self.budget == 0 or len(self.planned) >= self.most
 
     def plan(self, seq: Sequence, count: int, drafts: Drafts = NO_DRAFTS) -> None:
         assert count > 0, "a planned sequence computes at least one token"

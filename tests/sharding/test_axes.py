@@ -94,5 +94,5 @@ def test_what_cannot_be_divided_is_told_with_both_numbers(part: Part, devices: i
 
 
 def test_too_few_devices_are_told_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match=r"3 x 4 = 12, but there are 8 devices"):
+    with pytest.raises(ValueError, match=r"3 x 4 x 1 = 12, but there are 8 devices"):
         make_layout(jax.devices()[:8], 3, 4)

@@ -10,7 +10,7 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.model_setup import load_weights, set_up_model
-from tests.models.tiny_checkpoints import CASES, SERVED_LENGTH, prompt, save
+from tests.models.tiny_checkpoints import CASES, SERVED_LENGTH, prompt, reference_logits, save
 
 BOUND = 1e-4
 HEADS = {"num_attention_heads": 8, "intermediate_size": 96}
@@ -28,7 +28,7 @@ SPARSE = {
 }
 
 
-def settings(folder: Path, case: str, **parallel: int) -> dict[str, Any]:
+def settings(folder: Path, case: str, **parallel: Any) -> dict[str, Any]:
     return {
         "config": str(folder),
         "dtype": "float32",
@@ -42,7 +42,7 @@ def settings(folder: Path, case: str, **parallel: int) -> dict[str, Any]:
     }
 
 
-def generate(folder: Path, case: str, **parallel: int) -> list[tuple[list[int], list[dict[int, float]]]]:
+def generate(folder: Path, case: str, **parallel: Any) -> list[tuple[list[int], list[dict[int, float]]]]:
     """Tokens and log-probabilities of two prompts, each greedy and sampled; the longer one in chunks."""
     options = settings(folder, case, **parallel)
     llm = LLM(options.pop("config"), **options)
@@ -104,7 +104,7 @@ def test_weights_are_loaded_into_their_shares(tmp_path: Path) -> None:
     ("parallel", "message"),
     [
         ({"tensor": 3}, "4 heads cannot be spread over 3 devices: 3 does not divide 4"),
-        ({"tensor": 4, "expert": 4}, "4 x 4 = 16, but there are 8 devices"),
+        ({"tensor": 4, "expert": 4}, "4 x 4 x 1 = 16, but there are 8 devices"),
     ],
 )
 def test_what_cannot_be_shared_is_told(parallel: dict[str, int], message: str, tmp_path: Path) -> None:
@@ -112,3 +112,20 @@ def test_what_cannot_be_shared_is_told(parallel: dict[str, int], message: str, t
     options = settings(tmp_path, "llama", **parallel)
     with pytest.raises(ValueError, match=message):
         set_up_model(EngineConfig.load(options.pop("config"), options))
+
+
+@pytest.mark.feature("pipeline parallel", "greedy", "chunked prefill")
+def test_a_pipeline_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+    """Stages of one and two layers; more requests than a batch takes."""
+    model = save("llama_bias_tied_wide", tmp_path, num_hidden_layers=3)
+    options = settings(tmp_path, "llama_bias_tied_wide", pipeline=2)
+    options["parallel"]["stage_layers"] = (1, 2)
+    options["scheduler"]["max_num_batched_tokens"] = 4
+    llm = LLM(options.pop("config"), **options)
+    prompts = [prompt(length, seed=length) for length in (11, 5, 3)]
+    outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], PARAMS[0])
+    for output, tokens in zip(outputs, prompts):
+        sequence = list(tokens)
+        for found in output.outputs[0].token_ids:
+            assert found == int(reference_logits(model, tuple(sequence))[-1].argmax())
+            sequence.append(found)
