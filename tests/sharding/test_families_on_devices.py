@@ -19,7 +19,7 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2),
     SamplingParams(seed=3, top_k=40, top_p=0.95, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2),
 ]
-DENSE = [{"tensor": 2}, {"tensor": 4}]
+DENSE: list[dict[str, int]] = [{"tensor": 2}, {"tensor": 4}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}]
 SPARSE = {
     "qwen3_moe": [{"expert": 2}, {"tensor": 4, "expert": 2}],
     "mixtral": [{"expert": 4}, {"tensor": 2, "expert": 4}],
