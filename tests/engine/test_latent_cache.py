@@ -115,7 +115,8 @@ def test_trees_of_drafts_change_nothing(model, solo, options):
 @pytest.mark.feature("n-gram speculation", "greedy", "logprobs")
 def test_n_gram_drafts_change_nothing(model):
     prompt = prompt_ids(7) * 3
-    job = Job(ids(prompt), SamplingParams(temperature=0, **COMMON))
+    # Long enough that the model repeats two tokens.
+    job = Job(ids(prompt), SamplingParams(temperature=0, **{**COMMON, "max_tokens": 24}))
     (want,) = run(make(model, **COLD), [job])
     engine = model.engine(tiny_settings(speculative=SPECULATIVE))
     (got,) = run(engine, [job])
