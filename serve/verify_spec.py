@@ -9,6 +9,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from jaxinfer.config import CompileConfig, EngineConfig
+from jaxinfer.draft_checking import drafter_checks
 from jaxinfer.observability.compilation import use_compilation_cache
 from jaxinfer.speculative.check.matrix import SIGNIFICANT, TOLERANCE, Finding, checks
 from serve.verify_spec_model import Comparison, compare_engines
@@ -42,7 +43,7 @@ def verify(
     results: list[Result] = []
     stderr = Console(stderr=True)
     with Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as bar:
-        cells = list(checks(samples, seed))
+        cells = [*checks(samples, seed), *drafter_checks(seed=seed)]
         results += [cell() for cell in bar.track(cells, description="laws of a small model")]
     if config is not None:
         results += compare_engines(config, sequences, seed)
@@ -53,7 +54,8 @@ def verify(
     wrong = [result for result in results if not result.holds]
     console.print(
         f"{len(results)} checks, {len(wrong)} wrong. Exact laws: the largest difference of two probabilities, which "
-        f"may be {TOLERANCE:g}. Samples: p-values, corrected for the number of tests; they must reach {SIGNIFICANT:g}."
+        f"may be {TOLERANCE:g}. Samples: p-values, corrected for the number of tests; they must reach {SIGNIFICANT:g}. "
+        "Engines: tokens that are not those of the law and the request's random numbers."
     )
     if plot is not None:
         # matplotlib takes a second to import, and only the plot needs it.

@@ -18,7 +18,7 @@ from jaxinfer.speculative.check.enumerate import (
     law_by_rejection,
 )
 from jaxinfer.speculative.check.operations import Operations
-from jaxinfer.speculative.check.target import SETTINGS, random_target
+from jaxinfer.speculative.check.target import SETTINGS, Target, random_target
 
 EXACT_VOCAB, SAMPLED_VOCAB = 4, 16
 TOLERANCE = 1e-6
@@ -61,6 +61,8 @@ class Finding:
         difference: largest difference of two probabilities of the joint law of three tokens; by position in
             ``by_position``. None if it was sampled.
         p_value: smallest p-value times the number of tests. None if the law was enumerated.
+        wrong, tokens: tokens of an engine that are not those of the law and the request's random numbers, and all of
+            them. None if there was no engine.
     """
 
     rule: str
@@ -69,18 +71,24 @@ class Finding:
     difference: float | None = None
     by_position: tuple[float, ...] = ()
     p_value: float | None = None
+    wrong: int | None = None
+    tokens: int = 0
 
     @property
     def measure(self) -> str:
         """What was found, in words."""
         if self.difference is not None:
             return f"{self.difference:.1e} off"
+        if self.wrong is not None:
+            return f"{self.wrong} of {self.tokens}"
         return f"p = {self.p_value:.3g}"
 
     @property
     def holds(self) -> bool:
         if self.difference is not None:
             return self.difference <= TOLERANCE
+        if self.wrong is not None:
+            return self.wrong == 0
         assert self.p_value is not None
         return self.p_value >= SIGNIFICANT
 
@@ -100,10 +108,13 @@ def checks(
         samples: sequences of each sampled cell; 0: none is sampled.
     """
     ops = operations or Operations()
+    draft = random_target(EXACT_VOCAB, DRAFT, seed + 1)
     for name, params in settings.items():
+        # Its laws are computed once for all rules.
+        target = random_target(EXACT_VOCAB, params, seed)
         for rule in RULES:
             for sampled in (True, False):
-                yield partial(enumerated, rule, name, params, sampled, seed, ops)
+                yield partial(_compared, rule, name, target, draft, sampled, ops)
     for name in SAMPLED_SETTINGS if samples else ():
         for rule in SAMPLERS:
             yield partial(sampled_cell, rule, name, SETTINGS[name], samples, seed, ops)
@@ -115,6 +126,10 @@ def enumerated(
     """Compares the law that a rule emits with the target's, exactly."""
     target = random_target(EXACT_VOCAB, params, seed)
     draft = random_target(EXACT_VOCAB, DRAFT, seed + 1)
+    return _compared(rule, name, target, draft, sampled, ops)
+
+
+def _compared(rule: str, name: str, target: Target, draft: Target, sampled: bool, ops: Operations) -> Finding:
     law_of, parents = RULES[rule]
     off_VVV = law_of(ops, parents, target, draft, sampled) - target.joint(3)
     by_position = [np.abs(off_VVV.sum(axes)).max() for axes in ((1, 2), (0, 2), (0, 1))]

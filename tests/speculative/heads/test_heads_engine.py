@@ -184,7 +184,7 @@ def test_medusa_drafts_trees(solo):
     assert any(not drafts.is_chain for _, _, drafts in PROPOSED)
 
 
-@pytest.mark.feature("dynamic draft trees")
+@pytest.mark.feature("dynamic tree speculation")
 @pytest.mark.parametrize("method", METHODS[:2])
 @pytest.mark.parametrize(
     "options",
@@ -222,7 +222,7 @@ def test_eagle_drafts_dynamic_trees(method, options, solo):
     [
         *((method, False) for method in METHODS),
         *(
-            pytest.param(method, True, marks=pytest.mark.feature("dynamic draft trees"))
+            pytest.param(method, True, marks=pytest.mark.feature("dynamic tree speculation"))
             for method in METHODS[:2]
         ),
     ],

@@ -31,7 +31,7 @@ TREES: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.feature("dynamic draft trees")
+@pytest.mark.feature("dynamic tree speculation")
 def test_nothing_compiles_behind_the_warm_up(tmp_path: Path) -> None:
     files = eagle3_file(vocab_size=259)
     files.tensors["t2d"] = np.pad(files.tensors["t2d"], (0, 259 - len(files.tensors["t2d"])))
