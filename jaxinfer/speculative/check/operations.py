@@ -21,6 +21,10 @@ from pallas_kernels.sampling.xla import truncated_draw
 from pallas_kernels.speculative_verify.xla import speculative_verify
 
 
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiling takes most of the time of a check, running next to none."""
+
+
 def matched(drafts: Sequence[int], samples: Sequence[int]) -> list[int]:
     """What the engine emits of a row with drafts."""
     return list(samples[: len(Drafts.chain(drafts).matching(samples)) + 1])
@@ -152,7 +156,7 @@ def _padded(values: Sequence[object], count: int, fill: float) -> np.ndarray:
     return padded
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1), compiler_options=QUICK)
 def _verify(ops, max_nodes, matching, logits_NV, inputs, state, draw_N, arrays, drafts):  # type: ignore[no-untyped-def]
     edited_NV = ops.edit(logits_NV, inputs, state)
     laws = _laws(ops, edited_NV, inputs)
@@ -220,7 +224,7 @@ class Chains:
         return np.asarray(token_P).reshape(R, K + 1), state
 
 
-@partial(jax.jit, static_argnums=(0,))
+@partial(jax.jit, static_argnums=(0,), compiler_options=QUICK)
 def _sample(ops, logits_PV, inputs, state, uniform_P):  # type: ignore[no-untyped-def]
     def draw(edited_PV: jax.Array, own_P: jax.Array, *rest: jax.Array) -> object:
         return ops.draw(edited_PV, own_P if uniform_P is None else uniform_P, *rest)
