@@ -40,12 +40,14 @@ class ConstrainedPaths:
 
     def _look(self, seq: Seq) -> None:
         path = self._paths[seq]
-        if not path.complete and (mask_X := path.next_mask()).any():
+        mask_X = path.next_mask()
+        if not path.complete and mask_X.any():
             self._masks[seq] = mask_X
 
 
 def within(drafts: Drafts, constraint: Constraint, limit: int) -> Drafts:
-    """The drafts that a form allows. A chain goes on with what the form forces, before, between or behind its tokens.
+    """The drafts that a form allows, but the one that ends it, behind which nothing is sampled. A chain goes on with
+    what the form forces, before, between or behind its tokens.
 
     Args:
         limit: most drafts.
@@ -55,7 +57,7 @@ def within(drafts: Drafts, constraint: Constraint, limit: int) -> Drafts:
 
 def _chain(drafts: Drafts, constraint: Constraint, limit: int) -> Drafts:
     path, found, left = constraint.fork(), list[int](), list(drafts.tokens)
-    while len(found) < limit and not path.complete:
+    while len(found) < limit:
         # Where the form leaves no choice, it knows better than the drafter, whose tokens count as far as they agree.
         expected = path.expected()
         coming = expected or left[:1]
@@ -63,7 +65,7 @@ def _chain(drafts: Drafts, constraint: Constraint, limit: int) -> Drafts:
             break
         for token in coming:
             left = left[1:] if left[:1] == [token] else []
-            if not path.accept(token):
+            if not path.accept(token) or path.complete:
                 return Drafts.chain(found[:limit])
             found.append(token)
     return Drafts.chain(found[:limit])
@@ -73,9 +75,9 @@ def _pruned(drafts: Drafts, constraint: Constraint) -> Drafts:
     kept: dict[int, int] = {-1: -1}
     after: dict[int, Constraint] = {-1: constraint}
     for node, (token, parent) in enumerate(zip(drafts.tokens, drafts.parents)):
-        if parent in kept and not after[parent].complete:
+        if parent in kept:
             path = after[parent].fork()
-            if path.accept(token):
+            if path.accept(token) and not path.complete:
                 kept[node], after[node] = len(kept) - 1, path
     nodes = [node for node in kept if node >= 0]
     return Drafts(

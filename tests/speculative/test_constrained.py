@@ -33,7 +33,7 @@ def tokens(text: str) -> tuple[int, ...]:
     [
         ("", 9, "ab"),  # what the form forces, though nobody drafts
         ("abc", 9, "abcefg"),
-        ("abcefgij", 9, "abcefgij"),
+        ("abcefgij", 9, "abcefgi"),  # nothing is sampled behind the last one
         ("abcefgij", 5, "abcef"),
         ("abx", 9, "ab"),  # no c and no d
         ("axc", 9, "ab"),  # wrong where there was no choice: what follows it is no guess of this text

@@ -20,7 +20,6 @@ from jaxinfer.speculative.check.target import PROMPT, Target
 from pallas_kernels.sampling.xla import truncated_draw
 from pallas_kernels.speculative_verify.xla import speculative_verify
 
-
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Compiling takes most of the time of a check, running next to none."""
 
