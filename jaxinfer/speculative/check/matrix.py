@@ -115,9 +115,11 @@ def checks(
         for rule in RULES:
             for sampled in (True, False):
                 yield partial(_compared, rule, name, target, draft, sampled, ops)
+    draft = random_target(SAMPLED_VOCAB, DRAFT, seed + 1)
     for name in SAMPLED_SETTINGS if samples else ():
+        target = random_target(SAMPLED_VOCAB, SETTINGS[name], seed)
         for rule in SAMPLERS:
-            yield partial(sampled_cell, rule, name, SETTINGS[name], samples, seed, ops)
+            yield partial(_sampled, rule, name, target, draft, samples, seed, ops)
 
 
 def enumerated(
@@ -148,5 +150,11 @@ def sampled_cell(
     """Compares samples with the target's law by chi-square tests."""
     target = random_target(SAMPLED_VOCAB, params, seed)
     draft = random_target(SAMPLED_VOCAB, DRAFT, seed + 1)
+    return _sampled(rule, name, target, draft, samples, seed, ops)
+
+
+def _sampled(
+    rule: str, name: str, target: Target, draft: Target, samples: int, seed: int, ops: Operations
+) -> Finding:
     values = simulate.p_values(SAMPLERS[rule](ops, target, draft, samples, seed), target)
     return Finding(rule, "random", name, p_value=min(1.0, min(values) * len(values)))
