@@ -189,7 +189,10 @@ def test_medusa_drafts_trees(solo):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"overlap": 0, "chunk_size": 5}, marks=pytest.mark.feature("chunked prefill")),
+        pytest.param(
+            {"overlap": 0, "chunk_size": 5},
+            marks=[pytest.mark.feature("chunked prefill"), pytest.mark.slow],
+        ),
         pytest.param({"overlap": 1, "num_blocks": 14}, marks=pytest.mark.feature("preemption", "overlap")),
     ],
     ids=str,
