@@ -1,6 +1,6 @@
 """How busy the stages of a pipeline are: the real scheduler and step loop over stages that sleep.
 
-``python -m benchmarks.pipeline_timeline [--stages 4] [--seconds 0.03] [--plot docs/pipeline_timeline.png]``
+``python -m benchmarks.pipeline_timeline [--stages 4] [--seconds 0.03] [--plot docs/images/pipeline_timeline.png]``
 """
 
 import argparse
@@ -96,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=0.03, help="that a stage sleeps per step")
-    parser.add_argument("--plot", type=Path, default=Path("docs/pipeline_timeline.png"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/images/pipeline_timeline.png"))
     options = parser.parse_args()
     timeline = run(options.stages, options.seconds)
     print("| stage | steps | busy, s | share of the time |\n|---|---|---|---|")
