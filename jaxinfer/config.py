@@ -233,7 +233,10 @@ class SpeculativeConfig(Scope):
 
     @model_validator(mode="after")
     def _typical_of_something(self) -> Self:
-        given = sorted(self.model_fields_set & {"typical_epsilon", "typical_delta"})
+        # By value, not by what was given: a configuration that crosses a process border names every field.
+        fields = type(self).model_fields
+        names = ("typical_delta", "typical_epsilon")
+        given = [name for name in names if getattr(self, name) != fields[name].default]
         if self.acceptance == "exact" and given:
             raise ValueError(f"{' and '.join(given)} belong to acceptance: typical, but acceptance is exact")
         if self.acceptance == "typical" and self.drafter == "none":

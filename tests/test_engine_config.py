@@ -224,3 +224,23 @@ def test_bad_numbers_in_sizes(text):
 def test_what_needs_one_device_is_told(overrides, message):
     with pytest.raises(ConfigError, match=message):
         EngineConfig.load("some/model", overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {
+            "speculative.drafter": "ngram",
+            "speculative.acceptance": "typical",
+            "speculative.typical_delta": 0.2,
+        },
+        {"parallel.tensor": 2, "model.weights": "float"},
+        {"model.activations": "int8"},
+    ],
+    ids=str,
+)
+def test_a_configuration_survives_the_way_to_another_process(overrides):
+    """There every field is named, those with defaults too."""
+    config = EngineConfig.load("package:x/y.gguf", overrides)
+    assert EngineConfig.model_validate_json(config.model_dump_json()) == config
