@@ -10,6 +10,7 @@ import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -46,8 +47,9 @@ def paragraphs(paths: list[Path], limit: int) -> list[str]:
     return [p for p in found if len(p) >= SHORTEST_PARAGRAPH and not p.startswith(("|", "```"))][:limit]
 
 
-def measure(model: str, overrides: dict[str, object], texts: list[str], questions: list[str]) -> Quality:
-    llm = LLM(model, overrides, max_model_len=2048, memory="512MiB")
+def measure(model: str, overrides: dict[str, Any], texts: list[str], questions: list[str]) -> Quality:
+    llm = LLM(model, **overrides, max_model_len=2048, memory="512MiB")
+    assert llm.engine.tokenizer is not None
     prompts = [{"prompt_token_ids": llm.engine.tokenizer.encode(text)[:1024]} for text in texts]
     nats = [
         -score / (len(prompt["prompt_token_ids"]) - 1) for score, prompt in zip(llm.score(prompts), prompts)
