@@ -130,7 +130,7 @@ def main() -> None:
                 known = best.get((batch, name))
                 if round_ and (known is None or turn.seconds < known.seconds):
                     best[batch, name] = turn
-    Console().print(_table(best))
+    Console(width=120).print(_table(best))
     if options.plot is not None:
         _plot(best, options.plot)
         record = [{"batch": b, "speculation": name, **asdict(turn)} for (b, name), turn in best.items()]
