@@ -9,7 +9,7 @@
 namespace jaxinfer {
 namespace {
 
-constexpr uint64_t kChunkBits = 32;
+constexpr uint64_t kChunkBits = 32, kChunkMask = (uint64_t{1} << kChunkBits) - 1;
 // Between two calls of a step lie a few microseconds of XLA; between two steps there may be a millisecond of Python, for
 // which waiting is not worth a core.
 constexpr auto kLooking = std::chrono::microseconds(200);
@@ -34,27 +34,28 @@ bool Helpers::run(int64_t chunks, Parallel::Body body, void* context) {
   context_.store(context, std::memory_order_relaxed);
   chunks_.store(chunks, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
-  next_.store(call << kChunkBits, std::memory_order_release);
+  left_.store(call << kChunkBits | static_cast<uint64_t>(chunks), std::memory_order_release);
   call_.store(call, std::memory_order_seq_cst);
   if (sleeping_.load(std::memory_order_seq_cst) > 0) {
     { const std::lock_guard<std::mutex> lock(mutex_); }
     wake_.notify_all();
   }
-  take_chunks(call, body, context, chunks);
+  take_chunks(call);
   // Only chunks that have been started are waited for: a helper that does not get to run delays nobody.
   while (done_.load(std::memory_order_acquire) < chunks) relax();
   taken_.clear(std::memory_order_release);
   return true;
 }
 
-void Helpers::take_chunks(uint64_t call, Parallel::Body body, void* context, int64_t chunks) {
-  uint64_t next = next_.load(std::memory_order_acquire);
-  while (next >> kChunkBits == (call & (~uint64_t{0} >> kChunkBits)) &&
-         static_cast<int64_t>(next & (~uint64_t{0} >> kChunkBits)) < chunks) {
-    if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
-    body(context, static_cast<int64_t>(next & (~uint64_t{0} >> kChunkBits)));
+void Helpers::take_chunks(uint64_t call) {
+  uint64_t left = left_.load(std::memory_order_acquire);
+  while (left >> kChunkBits == (call & kChunkMask) && (left & kChunkMask) != 0) {
+    if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
+    // The call cannot end before this chunk has, so now, and not earlier, the fields are those of the call.
+    const int64_t chunk = chunks_.load(std::memory_order_relaxed) - static_cast<int64_t>(left & kChunkMask);
+    body_.load(std::memory_order_relaxed)(context_.load(std::memory_order_relaxed), chunk);
     done_.fetch_add(1, std::memory_order_release);
-    next = next_.load(std::memory_order_acquire);
+    left = left_.load(std::memory_order_acquire);
   }
 }
 
@@ -74,8 +75,7 @@ uint64_t Helpers::wait_for_another(uint64_t seen) {
 void Helpers::help() {
   for (uint64_t call = 0;;) {
     call = wait_for_another(call);
-    take_chunks(call, body_.load(std::memory_order_relaxed), context_.load(std::memory_order_relaxed),
-                chunks_.load(std::memory_order_relaxed));
+    take_chunks(call);
   }
 }
 

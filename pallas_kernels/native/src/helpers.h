@@ -27,17 +27,16 @@ class Helpers {
  private:
   void help();
   uint64_t wait_for_another(uint64_t seen);
-  void take_chunks(uint64_t call, Parallel::Body body, void* context, int64_t chunks);
+  void take_chunks(uint64_t call);
 
   const int64_t count_;
   std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
-  // The call that is helped: its number is written last. A helper that read the fields of two calls finds no chunk,
-  // because chunks are taken together with the number.
+  // The call that is helped: its number is written last. Its fields are read only by who has taken a chunk of it.
   alignas(64) std::atomic<uint64_t> call_{0};
   std::atomic<Parallel::Body> body_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<int64_t> chunks_{0};
-  alignas(64) std::atomic<uint64_t> next_{0};  // number of the call << 32 | first chunk that nobody has taken
+  alignas(64) std::atomic<uint64_t> left_{0};  // number of the call << 32 | chunks that nobody has taken
   alignas(64) std::atomic<int64_t> done_{0};
   alignas(64) std::atomic<int64_t> sleeping_{0};
   std::mutex mutex_;
