@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.config import EngineConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.engine.inputs import Prompt
 from jaxinfer.llm import LLM
 from jaxinfer.outputs import RequestOutput

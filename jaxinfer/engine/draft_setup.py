@@ -35,8 +35,6 @@ from jaxinfer.speculative.trees.dynamic import TreeShape
 from jaxinfer.tokenization.loading import load_text
 from jaxinfer.tokenization.tokenizer import Tokenizer
 
-DeviceDrafter = DraftModel | HeadDrafter
-
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -66,7 +64,7 @@ class DraftSetup(Protocol):
 
     def load(self, progress: Progress | None) -> dict[str, Param]: ...
 
-    def make(self, params: dict[str, Param], around: Surroundings) -> DeviceDrafter: ...
+    def make(self, params: dict[str, Param], around: Surroundings) -> DraftModel | HeadDrafter: ...
 
 
 def set_up_drafter(config: EngineConfig, target: ModelSetup) -> DraftSetup | None:

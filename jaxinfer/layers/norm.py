@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pallas_kernels.ops import Ops
+from pallas_kernels.rms_norm.reference import rms_norm
 
 
 class RMSNorm(nnx.Module):
@@ -29,6 +30,4 @@ class RMSNorm(nnx.Module):
         return ops.rms_norm(x_TD, self.factor(), residual_TD, eps=self.eps)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
-        return (x32 * inverse * self.factor()).astype(x.dtype)
+        return rms_norm(x, self.factor(), eps=self.eps)[0]

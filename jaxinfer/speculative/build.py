@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.config_values import ConfigError
 from jaxinfer.runner.timing import ProgramSeconds
 from jaxinfer.sampling.typical import Typical

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.speculative.drafter import DraftJob
 from jaxinfer.speculative.suffix_index import MAX_MATCH, NONE, Guess, SuffixIndex

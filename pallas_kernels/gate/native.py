@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.gate import reference
-from pallas_kernels.gate_quantize.reference import GateActivation
+from pallas_kernels.gate.reference import GateActivation
 from pallas_kernels.native import library
 
 _ACTIVATIONS: tuple[GateActivation, ...] = ("silu", "gelu_tanh")

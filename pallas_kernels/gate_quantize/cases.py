@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.gate.reference import GateActivation
 from pallas_kernels.gate_quantize import reference, triton, tuning, xla
-from pallas_kernels.gate_quantize.reference import GateActivation
 from pallas_kernels.gpus import Generation
 from pallas_kernels.kernel_case import KernelCase, Limits, Work
 from pallas_kernels.quantize_rows.cases import GENERATIONS, ONE_STEP

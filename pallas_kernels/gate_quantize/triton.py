@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_kernels.gate_quantize.reference import GateActivation, activate
+from pallas_kernels.gate.reference import GateActivation, activate
 from pallas_kernels.gate_quantize.tuning import Choice, choose
 from pallas_kernels.gpus import Generation
 from pallas_kernels.quantize_rows.triton_row import STORED, check_row, lanes, store_quantized

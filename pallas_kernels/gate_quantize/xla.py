@@ -2,7 +2,8 @@
 
 import jax
 
-from pallas_kernels.gate_quantize.reference import GateActivation, gate_quantize
+from pallas_kernels.gate.reference import GateActivation
+from pallas_kernels.gate_quantize.reference import gate_quantize
 from pallas_kernels.quantized_matmul.weights import Activation
 
 __all__ = ["gate_quantize", "supports"]

@@ -1,10 +1,10 @@
 """Residual sum, root mean square norm and quantization of its rows: the semantics."""
 
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels.quantized_matmul.activations import quantize
 from pallas_kernels.quantized_matmul.weights import Activation
+from pallas_kernels.rms_norm.reference import rms_norm
 
 
 def rms_norm_quantize(
@@ -26,7 +26,5 @@ def rms_norm_quantize(
         The quantized rows, their float32 ``[T]`` scales, and the sum in the dtype of x, to which the norm is rounded
         as well before it is quantized.
     """
-    sum_TD = x_TD if residual_TD is None else x_TD + residual_TD
-    wide_TD = sum_TD.astype(jnp.float32)
-    inverse_T1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_TD), axis=-1, keepdims=True) + eps)
-    return *quantize((wide_TD * inverse_T1 * weight_D).astype(x_TD.dtype), to, None), sum_TD
+    normalised_TD, sum_TD = rms_norm(x_TD, weight_D, residual_TD, eps=eps)
+    return *quantize(normalised_TD, to, None), sum_TD

@@ -74,16 +74,16 @@ int main() {
   bool good = true;
   int cases = 0;
   for (const LinearKernels* kernels : {&linear_kernels(), &linear_int8_kernels()})
-  for (int format = kernels->first_format; format < kernels->formats; ++format) {
-    const bool dense = format < 3;
-    for (int64_t rows : {0, 1, 2, 3, 7, 130})
-      for (int64_t outputs : {1, 32, 45, 300})
-        for (int64_t inputs : {dense ? 1 : 256, dense ? 77 : 512})
-          for (Float dtype : {Float::kF32, Float::kBf16, Float::kF16}) {
-            good = check(*kernels, format, rows, outputs, inputs, dtype) && good;
-            ++cases;
-          }
-  }
+    for (int format = kernels->first_format; format < kernels->formats; ++format) {
+      const bool dense = format < 3;
+      for (int64_t rows : {0, 1, 2, 3, 7, 130})
+        for (int64_t outputs : {1, 32, 45, 300})
+          for (int64_t inputs : {dense ? 1 : 256, dense ? 77 : 512})
+            for (Float dtype : {Float::kF32, Float::kBf16, Float::kF16}) {
+              good = check(*kernels, format, rows, outputs, inputs, dtype) && good;
+              ++cases;
+            }
+    }
   std::printf("%d cases\n", cases);
   return good ? 0 : 1;
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.speculative.check.matrix import Finding
 from serve import verify_spec
 from serve.cli import app

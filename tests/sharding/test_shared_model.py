@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.engine.build import Engine
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenization.tokenizer import Tokenizer

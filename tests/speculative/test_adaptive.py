@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer.batch.builder import BatchBuilder
 from jaxinfer.batch.compile_plan import CompilePlan
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.engine import core
 from jaxinfer.observability.snapshot import StepRecord
 from jaxinfer.request import Request

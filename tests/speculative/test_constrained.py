@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxinfer.config import SpeculativeConfig, StructuredConfig
+from jaxinfer.config import StructuredConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.drafts import Drafts
 from jaxinfer.engine.build import Engine
 from jaxinfer.sampling_params import SamplingParams

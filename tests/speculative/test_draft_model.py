@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.build import Engine
 from jaxinfer.engine.draft_setup import check_same_vocabulary

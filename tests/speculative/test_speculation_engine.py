@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.config_values import ConfigError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.speculative.build import make_speculation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from tests.support import engines
 from tests.support.servers import running_server
 from tests.support.tokenizers import ByteTokenizer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.engine.build import Engine
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.speculative.drafter import DraftJob

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.request import Request, Sequence
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.speculative.drafter import DraftJob

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.drafts import Drafts
 from jaxinfer.engine.build import Engine
 from jaxinfer.request import Sequence as Seq

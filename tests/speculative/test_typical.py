@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.drafts import ROOT, Drafts
 from jaxinfer.sampling.host import Drafts as SampledDrafts
 from jaxinfer.sampling.host import SamplingTable

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from zlib import crc32
 
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.speculative.drafter import DraftJob
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.batch.compile_plan import CompilePlan
-from jaxinfer.config import SpeculativeConfig
+from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.drafts import Drafts
 from jaxinfer.engine.build import Engine
 from jaxinfer.kv_cache.allocate import allocate
