@@ -1,6 +1,7 @@
 """``jaxinfer verify-spec``: whether speculation emits the target's law, as a table, a picture and an exit code."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -11,7 +12,7 @@ from rich.table import Table
 from jaxinfer.config import CompileConfig, EngineConfig
 from jaxinfer.draft_checking import drafter_checks
 from jaxinfer.observability.compilation import use_compilation_cache
-from jaxinfer.speculative.check.matrix import SIGNIFICANT, TOLERANCE, Finding, checks
+from jaxinfer.speculative.check.matrix import SIGNIFICANT, TOLERANCE, Check, Finding, checks
 from serve.verify_spec_model import Comparison, compare_engines
 
 Result = Finding | Comparison
@@ -43,8 +44,7 @@ def verify(
     results: list[Result] = []
     stderr = Console(stderr=True)
     with Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as bar:
-        cells = [*checks(samples, seed), *drafter_checks(seed=seed)]
-        results += [cell() for cell in bar.track(cells, description="laws of a small model")]
+        results += _run_all((list(checks(samples, seed)), list(drafter_checks(seed=seed))), bar)
     if config is not None:
         results += compare_engines(config, sequences, seed)
     console = Console()
@@ -63,6 +63,21 @@ def verify(
 
         plot_results(results, plot)
     return 1 if wrong else 0
+
+
+def _run_all(parts: Sequence[Sequence[Check]], bar: Progress) -> list[Finding]:
+    """Runs the parts side by side, each in its order: one mostly computes, another mostly compiles."""
+    task = bar.add_task("laws of a small model", total=sum(map(len, parts)))
+
+    def run(cells: Sequence[Check]) -> list[Finding]:
+        findings = []
+        for cell in cells:
+            findings.append(cell())
+            bar.advance(task)
+        return findings
+
+    with ThreadPoolExecutor(len(parts)) as threads:
+        return [finding for findings in threads.map(run, parts) for finding in findings]
 
 
 def _table(results: Sequence[Result]) -> Table:

@@ -1,8 +1,8 @@
 """The functions that are under test, and batches of sequences for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,16 @@ from jaxinfer.speculative.check.target import PROMPT, Target
 from pallas_kernels.sampling.xla import truncated_draw
 from pallas_kernels.speculative_verify.xla import speculative_verify
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiling takes most of the time of a check, running next to none."""
+LARGE = 1000
+"""Rows from which on a batch is worth LLVM's optimizations."""
+
+COMPILER_OPTIONS: Mapping[bool, dict[str, str | int | bool]] = MappingProxyType(
+    {False: {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}, True: {}}
+)
+"""For small and for large batches: compiling small ones takes most of the time of a check, running them hardly any."""
+
+BIASES = 8
+"""Columns of bias. The engine's hundreds are padding here, and editing thousands of rows by them takes long."""
 
 
 def matched(drafts: Sequence[int], samples: Sequence[int]) -> list[int]:
@@ -138,7 +146,7 @@ def _verify_batch(
     arrays = (token_N, parent_N, start_Q.astype(np.int32), accept_N, residual_R)
     state = prompt_state(1, V)
     logits_NV = target.logits_VV[newest_N]
-    counts, paths, nexts = _verify(
+    counts, paths, nexts = _verify[N >= LARGE](
         ops, shape.max_nodes, np.bool_(matching), logits_NV, inputs, state, draw_N, arrays, drafts
     )
     return [
@@ -155,8 +163,7 @@ def _padded(values: Sequence[object], count: int, fill: float) -> np.ndarray:
     return padded
 
 
-@partial(jax.jit, static_argnums=(0, 1), compiler_options=QUICK)
-def _verify(ops, max_nodes, matching, logits_NV, inputs, state, draw_N, arrays, drafts):  # type: ignore[no-untyped-def]
+def _traced_verify(ops, max_nodes, matching, logits_NV, inputs, state, draw_N, arrays, drafts):  # type: ignore[no-untyped-def]
     edited_NV = ops.edit(logits_NV, inputs, state)
     laws = _laws(ops, edited_NV, inputs)
     laws = replace(laws, token_P=jnp.where(laws.temperature_P > 0, draw_N, laws.token_P))
@@ -164,6 +171,12 @@ def _verify(ops, max_nodes, matching, logits_NV, inputs, state, draw_N, arrays, 
     extra = (drafts[0], _laws(ops, *drafts)) if drafts else ()
     result = ops.verify(edited_NV, laws, *arrays, *extra, max_nodes=max_nodes)
     return result.accepted_count_R, result.path_RD, result.next_token_R
+
+
+_verify = {
+    large: jax.jit(_traced_verify, static_argnums=(0, 1), compiler_options=options)
+    for large, options in COMPILER_OPTIONS.items()
+}
 
 
 def _laws(ops, logits_NV, inputs):  # type: ignore[no-untyped-def]
@@ -174,7 +187,16 @@ def _laws(ops, logits_NV, inputs):  # type: ignore[no-untyped-def]
 def _inputs(params: SamplingParams, vocab: int, count: int) -> SamplingInputs:
     table = SamplingTable(1, vocab, 0)
     table.set(0, params, (0, 0), len(PROMPT))
-    return table.build(np.zeros(count, int), np.zeros(count, int), count)
+    return _narrow(table.build(np.zeros(count, int), np.zeros(count, int), count))
+
+
+def _narrow(inputs: SamplingInputs) -> SamplingInputs:
+    assert not np.any(inputs.bias_values_PB[:, BIASES:]), "more biases than are checked"
+    return replace(
+        inputs,
+        bias_ids_PB=inputs.bias_ids_PB[:, :BIASES],
+        bias_values_PB=inputs.bias_values_PB[:, :BIASES],
+    )
 
 
 @dataclass(frozen=True)
@@ -211,22 +233,29 @@ class Chains:
         before_RK = np.arange(-1, R * (K + 1) - 1).reshape(R, K + 1)
         before_RK[:, 0] = -1
         depth_P = np.tile(np.arange(K + 1), R)
-        inputs = table.build(
-            np.repeat(self.slots_R, K + 1),
-            np.repeat(self.positions_R, K + 1) + depth_P,
-            R * (K + 1),
-            drafts=host.Drafts(own_RK.ravel(), before_RK.ravel()),
+        inputs = _narrow(
+            table.build(
+                np.repeat(self.slots_R, K + 1),
+                np.repeat(self.positions_R, K + 1) + depth_P,
+                R * (K + 1),
+                drafts=host.Drafts(own_RK.ravel(), before_RK.ravel()),
+            )
         )
         uniform_P = None if uniform_RK is None else uniform_RK.ravel().astype(np.float32)
         logits_PV = target.logits_VV[rows_RK.ravel()]
-        token_P, state = _sample(ops, logits_PV, inputs, state, uniform_P)
+        token_P, state = _sample[len(logits_PV) >= LARGE](ops, logits_PV, inputs, state, uniform_P)
         return np.asarray(token_P).reshape(R, K + 1), state
 
 
-@partial(jax.jit, static_argnums=(0,), compiler_options=QUICK)
-def _sample(ops, logits_PV, inputs, state, uniform_P):  # type: ignore[no-untyped-def]
+def _traced_sample(ops, logits_PV, inputs, state, uniform_P):  # type: ignore[no-untyped-def]
     def draw(edited_PV: jax.Array, own_P: jax.Array, *rest: jax.Array) -> object:
         return ops.draw(edited_PV, own_P if uniform_P is None else uniform_P, *rest)
 
     outputs, state = ops.sample(logits_PV, inputs, state, None if uniform_P is None else draw)
     return outputs.token_P, state
+
+
+_sample = {
+    large: jax.jit(_traced_sample, static_argnums=(0,), compiler_options=options)
+    for large, options in COMPILER_OPTIONS.items()
+}
