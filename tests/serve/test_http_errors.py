@@ -65,6 +65,13 @@ def test_probes_need_no_key(server, path):
     assert httpx.get(server.url + path).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_load_balancers_may_ask_with_head(server, path):
+    answer = httpx.head(server.url + path)
+    assert answer.status_code == 200
+    assert answer.content == b""
+
+
 def test_any_of_the_keys_opens(server):
     for key in ("secret", "sécret"):
         headers = [(b"authorization", f"bearer {key}".encode())]
