@@ -96,30 +96,26 @@ class Finding:
 Check = Callable[[], Finding]
 
 
-def checks(
-    samples: int = 20_000,
-    seed: int = 0,
-    operations: Operations | None = None,
-    settings: Mapping[str, SamplingParams] = SETTINGS,
-) -> Iterator[Check]:
-    """The whole matrix, one cell at a time.
-
-    Args:
-        samples: sequences of each sampled cell; 0: none is sampled.
-    """
-    ops = operations or Operations()
-    draft = random_target(EXACT_VOCAB, DRAFT, seed + 1)
-    for name, params in settings.items():
+def exact_checks(seed: int = 0) -> Iterator[Check]:
+    """Enumerated laws, one cell at a time."""
+    ops, draft = Operations(), random_target(EXACT_VOCAB, DRAFT, seed + 1)
+    for name, params in SETTINGS.items():
         # Its laws are computed once for all rules.
         target = random_target(EXACT_VOCAB, params, seed)
         for rule in RULES:
             for sampled in (True, False):
                 yield partial(_compared, rule, name, target, draft, sampled, ops)
-    draft = random_target(SAMPLED_VOCAB, DRAFT, seed + 1)
+
+
+def sampled_checks(samples: int = 20_000, seed: int = 0) -> Iterator[Check]:
+    """Laws of a larger vocabulary, sampled.
+
+    Args:
+        samples: sequences of each cell; 0: there are no cells.
+    """
     for name in SAMPLED_SETTINGS if samples else ():
-        target = random_target(SAMPLED_VOCAB, SETTINGS[name], seed)
         for rule in SAMPLERS:
-            yield partial(_sampled, rule, name, target, draft, samples, seed, ops)
+            yield partial(sampled_cell, rule, name, SETTINGS[name], samples, seed, Operations())
 
 
 def enumerated(
@@ -150,11 +146,5 @@ def sampled_cell(
     """Compares samples with the target's law by chi-square tests."""
     target = random_target(SAMPLED_VOCAB, params, seed)
     draft = random_target(SAMPLED_VOCAB, DRAFT, seed + 1)
-    return _sampled(rule, name, target, draft, samples, seed, ops)
-
-
-def _sampled(
-    rule: str, name: str, target: Target, draft: Target, samples: int, seed: int, ops: Operations
-) -> Finding:
     values = simulate.p_values(SAMPLERS[rule](ops, target, draft, samples, seed), target)
     return Finding(rule, "random", name, p_value=min(1.0, min(values) * len(values)))

@@ -9,7 +9,7 @@ from jaxinfer.sampling.host import SamplingTable
 from jaxinfer.sampling.keys import stream_key
 from jaxinfer.speculative.check.operations import Chains, Operations, Row, Shape, prompt_state, verify_rows
 from jaxinfer.speculative.check.statistics import goodness_of_fit
-from jaxinfer.speculative.check.target import PROMPT, Target, interval_ends
+from jaxinfer.speculative.check.target import PROMPT, Target
 
 LENGTH = 4
 """Tokens of each sequence."""
@@ -94,15 +94,11 @@ def _random_row(
     tokens: tuple[int, ...] = (0,)
     for node in range(1, len(parents)):
         history = Row(parents, tokens, outputs).history(parents[node])[-1:]
-        siblings = [tokens[i] for i in range(1, node) if parents[i] == parents[node]]
-        if not siblings:
-            tokens = (*tokens, draft.draw(history, uniforms[3 * node]))
-            continue
-        q_V = draft.law(history).copy()
-        q_V[siblings] = 0
-        if q_V.sum() == 0:
+        siblings = tuple(tokens[i] for i in range(1, node) if parents[i] == parents[node])
+        ends = draft.ends(history, siblings)
+        if ends is None:
             break
-        tokens = (*tokens, bisect_right(interval_ends(q_V / q_V.sum()), uniforms[3 * node]))
+        tokens = (*tokens, bisect_right(ends, uniforms[3 * node]))
     row = Row(parents[: len(tokens)], tokens, outputs)
     draws = tuple(target.draw(history, uniforms[3 * i + 1]) for i, history in enumerate(row.histories()))
     accept = tuple(uniforms[3 * node + 2] for node in range(len(tokens)))

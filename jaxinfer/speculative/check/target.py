@@ -45,7 +45,7 @@ class Target:
         self.logits_VV = logits_VV.astype(np.float32)
         self.params = params
         self._laws: dict[tuple[int, ...], np.ndarray] = {}
-        self._ends: dict[tuple[int, ...], list[float]] = {}
+        self._ends: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float] | None] = {}
 
     @property
     def vocab(self) -> int:
@@ -60,9 +60,22 @@ class Target:
 
     def draw(self, outputs: tuple[int, ...], uniform: float) -> int:
         """The token behind the given ones whose interval holds the number."""
-        if outputs not in self._ends:
-            self._ends[outputs] = interval_ends(self.law(outputs))
-        return bisect_right(self._ends[outputs], uniform)
+        ends = self.ends(outputs)
+        assert ends is not None
+        return bisect_right(ends, uniform)
+
+    def ends(self, outputs: tuple[int, ...], without: tuple[int, ...] = ()) -> list[float] | None:
+        """Ends of the intervals of the tokens behind the given ones, see ``interval_ends``.
+
+        Args:
+            without: tokens that are left out; None if no other is possible.
+        """
+        key = outputs, without
+        if key not in self._ends:
+            law_V = self.law(outputs).copy()
+            law_V[list(without)] = 0
+            self._ends[key] = interval_ends(law_V / law_V.sum()) if law_V.any() else None
+        return self._ends[key]
 
     def joint(self, length: int) -> np.ndarray:
         """Probabilities of the first tokens, [V] * length."""
