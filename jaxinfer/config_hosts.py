@@ -61,6 +61,16 @@ class HostsConfig(Scope):
         return self.several and bool(self.rank)
 
 
+def need_one_process(hosts: HostsConfig, what: str) -> None:
+    """Raises:
+    ValueError: several processes are asked for.
+    """
+    if hosts.several:
+        raise ValueError(
+            f"hosts.count is {hosts.count}: {what} runs in one process; several serve (jaxinfer serve)"
+        )
+
+
 def check_hosts(hosts: HostsConfig, devices: int, pipeline: int, engine: str) -> None:
     """Whether so many processes can run what the other scopes ask for.
 

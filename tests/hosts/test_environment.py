@@ -3,6 +3,7 @@
 import pytest
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.config_hosts import need_one_process
 from jaxinfer.config_values import ConfigError
 from jaxinfer.hosts.environment import find_place, first_node, resolve_hosts
 
@@ -99,6 +100,12 @@ def test_what_is_missing_or_does_not_fit(
 def test_what_several_hosts_do_not_do(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         config(**values)
+
+
+def test_offline_engines_are_one_process() -> None:
+    hosts = resolve_hosts(config(), LWS).hosts
+    with pytest.raises(ValueError, match=r"hosts.count is 2: LLM runs in one process"):
+        need_one_process(hosts, "LLM")
 
 
 def test_nobody_is_asked() -> None:
