@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -61,7 +61,7 @@ class LeaderLink(Link):
             self.part(self._failure)
             raise ConfigError(self._failure)
 
-    def order(self, make: Any) -> None:
+    def order(self, make: Callable[[str, int], wire.Work]) -> None:
         """Sends work to all followers.
 
         Args:
@@ -153,12 +153,14 @@ class LeaderLink(Link):
     def _tick(self) -> None:
         if self._welcome:
             self._send(wire.Alive(self._gang))
-        limit = _RECHECK_TICKS if self._checks_left else round(self._hosts.lost_after / TICK)
+        closed = self._checks_left > 0
+        limit = _RECHECK_TICKS if closed else round(self._hosts.lost_after / TICK)
         self._checks_left = max(0, self._checks_left - 1)
         for rank in self._silent:
             self._silent[rank] += 1
             if self._silent[rank] > limit:
-                self.end(f"rank {rank} is lost: nothing was heard of it for {limit * TICK:g} s")
+                how = "a connection was closed, and " if closed else ""
+                self.end(f"rank {rank} is lost: {how}nothing was heard of it for {limit * TICK:g} s")
                 return
         self._compare_digests()
 

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import zlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -43,7 +43,7 @@ class TokenDigest:
         self.steps += 1
 
 
-class Link:
+class Link(ABC):
     """One end: a socket to send, one to receive, and a thread that receives, gives signs of life and misses those of
     others. When somebody is lost, that thread ends the process, whatever its other threads wait for.
 
