@@ -42,6 +42,8 @@ SMALL: dict[str, Any] = {
     "compile.warm_up": "lazy",
     "hosts.lost_after": 60,
 }
+CACHE = {"compile.cache_dir": os.environ["JAX_COMPILATION_CACHE_DIR"]}
+"""See ``tests/conftest.py``: programs of an earlier run are read."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def run_gang(folder: Path, count: int, model: Path, **values: Any) -> dict[str, Any]:
     """What rank 0 of so many processes writes; all of them end without an error."""
     folder.mkdir()
-    config = EngineConfig.load(str(model), {**SMALL, "compile.cache_dir": str(folder / "xla"), **values})
+    config = EngineConfig.load(str(model), {**SMALL, **CACHE, **values})
     (folder / "config.json").write_text(config.model_dump_json(exclude_unset=True))
     arguments = [sys.executable, "-m", "tests.support.gang_rank", str(folder / "config.json")]
     address = f"127.0.0.1:{free_ports(3)}"
@@ -163,13 +165,13 @@ class Launched:
 
 
 @contextlib.contextmanager
-def launched(model: Path, folder: Path) -> Iterator[Launched]:
+def launched(model: Path) -> Iterator[Launched]:
     options = SMALL | {
         "model.max_model_len": 512,
         "cache.num_blocks": 400,
         "parallel.tensor": 2,
-        "compile.cache_dir": str(folder / "xla"),
         "server.port": 0,
+        **CACHE,
     }
     arguments = [
         text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))
@@ -217,9 +219,9 @@ class Stream(threading.Thread):
 
 
 @pytest.mark.feature("several hosts")
-def test_lost_processes_and_new_gangs(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_lost_processes_and_new_gangs(checkpoints: dict[str, Path]) -> None:
     """A follower is killed under load, then rank 0's server, then rank 0's engine; then all is told to stop."""
-    with launched(checkpoints["llama"], tmp_path) as gang:
+    with launched(checkpoints["llama"]) as gang:
         first = gang.complete(1)
         victims = [
             lambda: gang.ranks()[1].pid,
