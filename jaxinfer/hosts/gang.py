@@ -92,7 +92,11 @@ def join(config: EngineConfig) -> Gang:
     link.connect()
     logger.info("rank %d: all %d processes are there", hosts.rank, hosts.count)
     host, port = split_address(hosts.coordinator)
-    join_processes(host, port, hosts.count, hosts.rank, hosts.start_timeout)
+    try:
+        join_processes(host, port, hosts.count, hosts.rank, hosts.start_timeout)
+    except Exception as error:
+        link.part(f"hosts.coordinator {hosts.coordinator}: {error}")
+        raise
     return Gang(link)
 
 
