@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from jaxinfer.config_hosts import HostsConfig, check_hosts
 from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.config_values import Bytes, Scope, from_environment, merge, nest, read_yaml, validated
 
@@ -232,6 +233,7 @@ class EngineConfig(Scope):
     compile: CompileConfig = CompileConfig()
     kernel: KernelConfig = KernelConfig()
     parallel: ParallelConfig = ParallelConfig()
+    hosts: HostsConfig = HostsConfig()
     structured: StructuredConfig = StructuredConfig()
     speculative: SpeculativeConfig = SpeculativeConfig()
     server: ServerConfig = ServerConfig()
@@ -270,6 +272,11 @@ class EngineConfig(Scope):
                 f"speculative.adaptive measures whole steps, which parallel.pipeline ({self.parallel.pipeline} stages) "
                 "does not have; switch one of them off"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_several_hosts_can(self) -> Self:
+        check_hosts(self.hosts, self.parallel.num_devices, self.parallel.pipeline, self.server.engine)
         return self
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.config_hosts import need_one_process
 from jaxinfer.engine.assembly import OutputAssembler
 from jaxinfer.engine.build import Engine, build_engine
 from jaxinfer.engine.inputs import Prompt
@@ -36,8 +37,10 @@ class LLM:
     """
 
     def __init__(self, config: str | Path | EngineConfig, **overrides: Any) -> None:
+        settings = EngineConfig.load(config, overrides)
+        need_one_process(settings.hosts, "LLM")
         with startup_bar() as report:
-            self.engine: Engine = build_engine(EngineConfig.load(config, overrides), report)
+            self.engine: Engine = build_engine(settings, report)
         self._ids = itertools.count()
 
     def generate(

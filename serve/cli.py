@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from rich.table import Table
 from jaxinfer.checkpoints.errors import CheckpointError
 from jaxinfer.config import EngineConfig
 from jaxinfer.config_values import ConfigError
+from jaxinfer.hosts.environment import resolve_hosts
 from jaxinfer.outputs import Logprob
 from jaxinfer.request import RequestError
 from serve.bench.cli import bench
@@ -134,9 +136,30 @@ def serve_command(
     }
     overrides = {key: value for key, value in given.items() if value is not None}
     settings = _load(config or model or DEFAULT_CONFIG, context.args, verbose, overrides=overrides)
+    settings = resolve_hosts(settings, os.environ)
+    if settings.hosts.follows:
+        from serve.follow import follow
+
+        follow(settings)
     from serve.run import serve
 
     sys.exit(serve(settings))
+
+
+@app.command(context_settings=OVERRIDES)
+def launch(
+    context: typer.Context,
+    hosts: Annotated[int, typer.Option("--hosts", min=2, help="Processes, each with its own devices.")],
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, help="Times in a row that all are replaced.")
+    ] = 5,
+) -> None:
+    """Serve a model with several processes of this machine, as several hosts would; for tests. All other options are
+    those of `serve`. If a process ends, all are replaced."""
+    from serve.launch import launch as start
+
+    _log(verbose=True)
+    sys.exit(start(hosts, restarts, context.args))
 
 
 @app.command(context_settings=OVERRIDES)

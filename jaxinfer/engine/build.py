@@ -28,6 +28,8 @@ from jaxinfer.engine.model_setup import (
 )
 from jaxinfer.engine.pipeline_setup import load_stages, make_pipeline, size_stages, stage_setups
 from jaxinfer.engine.stop import StopConditions
+from jaxinfer.hosts.gang import ALONE, Gang, join
+from jaxinfer.hosts.identity import model_facts
 from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import KVCacheManager
 from jaxinfer.models.config import TransformerConfig
@@ -65,6 +67,7 @@ class Engine:
         sampling_defaults: fields of ``SamplingParams`` that the model's ``generation_config.json`` recommends, for
             front ends whose users expect them.
         text_path: where tokenizer and chat template came from; None without a tokenizer.
+        gang: the processes that compute it.
     """
 
     config: EngineConfig
@@ -79,24 +82,39 @@ class Engine:
     grammars: GrammarCompiler | None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     text_path: Path | None = None
+    gang: Gang = ALONE
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
     """Loads the model, sizes and allocates the KV cache, and warms the programs up.
+
+    One of several processes waits for the others and keeps step with them; if it fails, they end too.
 
     Raises:
         CheckpointError, TokenizerError, ValueError: what is wrong with model or configuration.
     """
     find_drafter(config.speculative.drafter)  # a wrong name is told before the model is read
     use_compilation_cache(config.compile.cache_dir)
+    gang = join(config)
+    try:
+        return _build(config, gang, progress)
+    except Exception as error:
+        gang.part(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _build(config: EngineConfig, gang: Gang, progress: Progress | None) -> Engine:
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     setup = set_up_model(config, cuts_of=cuts_of(config))
+    if gang is not ALONE:
+        dtypes = f"{setup.dtype}, {setup.stored_dtype}"
+        gang.agree("model", model_facts(setup.model, setup.files.source, setup.plan, dtypes))
     text_path = _text_path(config, setup.files)
     load = _load if len(setup.layouts) == 1 else _load_pipeline
     with ThreadPoolExecutor(1, thread_name_prefix="text") as reader:
         reading = reader.submit(load_text, text_path)
-        loaded = load(config, setup, lambda: reading.result()[0], progress)
+        loaded = load(config, setup, lambda: reading.result()[0], gang, progress)
     tokenizer, chat_template = reading.result()
     return assemble(
         config,
@@ -114,6 +132,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         progress=progress,
         sampling_defaults=sampling_defaults(setup.files.generation_config),
         text_path=text_path,
+        gang=gang,
     )
 
 
@@ -132,7 +151,11 @@ class _Loaded:
 
 
 def _load(
-    config: EngineConfig, setup: ModelSetup, text: Callable[[], Tokenizer | None], progress: Progress | None
+    config: EngineConfig,
+    setup: ModelSetup,
+    text: Callable[[], Tokenizer | None],
+    gang: Gang,
+    progress: Progress | None,
 ) -> _Loaded:
     """A model whose layers are all on the same devices.
 
@@ -153,14 +176,15 @@ def _load(
         num_blocks: tuple[int, ...] = ()
         kv_cache: KVCache | None = None
         if (config.cache.num_blocks or config.cache.memory) is not None:
-            num_blocks = size_cache(config, setup, more)
+            num_blocks = gang.least("KV blocks", size_cache(config, setup, more))
             kv_cache = allocate_cache(config, setup, num_blocks)
         params = reading.result()
         draft_params = None if reading_draft is None else reading_draft.result()
     if kv_cache is None:
         # A cache that takes what is left has to wait for the weights.
-        num_blocks = size_cache(config, setup, more)
+        num_blocks = gang.least("KV blocks", size_cache(config, setup, more))
         kv_cache = allocate_cache(config, setup, num_blocks)
+    gang.agree("weights", {})  # no sum over devices waits for one that still reads
     builder = BatchBuilder(setup.plan)
     programs = ModelPrograms(setup.parts, params, functions)
     drafter = None
@@ -181,9 +205,14 @@ def _load(
 
 
 def _load_pipeline(
-    config: EngineConfig, setup: ModelSetup, text: Callable[[], Tokenizer | None], progress: Progress | None
+    config: EngineConfig,
+    setup: ModelSetup,
+    text: Callable[[], Tokenizer | None],
+    gang: Gang,
+    progress: Progress | None,
 ) -> _Loaded:
     """A model whose layers are spread over stages."""
+    assert gang is ALONE, "stages belong to one process"
     stages = stage_setups(setup)
     load_stages(setup, stages, progress)
     num_blocks = size_stages(config, setup, stages)
@@ -220,6 +249,7 @@ def assemble(
     progress: Progress | None = None,
     sampling_defaults: Mapping[str, float] | None = None,
     text_path: Path | None = None,
+    gang: Gang = ALONE,
 ) -> Engine:
     """Puts scheduler, block pool, builder and core around a runner; tests call it with theirs.
 
@@ -255,7 +285,7 @@ def assemble(
     core = EngineCore(
         scheduler,
         builder,
-        runner,
+        gang.leader(runner, plan),
         StopConditions(eos_token_ids),
         tokenizer,
         compilations,
@@ -282,6 +312,7 @@ def assemble(
         grammars,
         sampling_defaults or {},
         text_path,
+        gang,
     )
 
 
