@@ -11,8 +11,8 @@ BUSY = tuple(i / 50 for i in range(1, 50))
 
 
 def serve_prefill(model: ReplicaModel, load: Load, busy: float, chunk: int) -> Service | None:
-    """A replica that computes prompts only, and sends K and V of what the prefix cache did not have. They are sent
-    layer by layer while the next ones are computed, so the last layer's share comes on top of the time.
+    """A replica that computes prompts and first tokens only, and sends K and V of what the prefix cache did not have.
+    They are sent layer by layer while the next ones are computed, so the last layer's share comes on top of the time.
 
     Args:
         busy: share of the time that it works.

@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def ttft(self) -> float:
-        return sum(pool.service.ttft for pool in self.pools) + (self.tpot if len(self.pools) > 1 else 0.0)
+        return max(pool.service.ttft for pool in self.pools)
 
     @property
     def tpot(self) -> float:

@@ -57,15 +57,13 @@ def variations(techniques: Techniques, without: Techniques) -> Iterator[tuple[st
 
     yield "none", without
     for name in different:
-        # Pools of their own go with continuous batching only.
+        # Pools of their own go with continuous batching only, here and below.
         base = replace(without, batching="continuous") if name == "disaggregated" else without
         yield _label(name, techniques), change(base, techniques, name)
     yield "all", techniques
     for name in different:
-        fewer = change(techniques, without, name)
-        if fewer.batching == "static" and fewer.disaggregated:
-            continue
-        yield f"all but {_label(name, techniques)}", fewer
+        base = replace(techniques, disaggregated=False) if name == "batching" else techniques
+        yield f"all but {_label(name, techniques)}", change(base, without, name)
 
 
 def _label(name: str, techniques: Techniques) -> str:

@@ -21,8 +21,8 @@ from serve.capacity.request import Options, Question
 
 _GIB = 1 << 30
 NOTES = (
-    "On several devices this engine holds weights in bfloat16, whatever the checkpoint has; fp8 and int4 weights say what "
-    "it would take with them (docs/scaling.md).",
+    "On several devices this engine holds weights in bfloat16, whatever the checkpoint has; fp8 and int4 weights say "
+    "what it would take with them (docs/scaling.md).",
     "Means, not percentiles: nothing is known of bursts, of lengths that differ, or of failures.",
 )
 
