@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import TransformerConfig
@@ -103,16 +104,13 @@ def model_parts(config: TransformerConfig) -> ModelParts:
     )
 
     def of(paths: Iterable[str], role: Role | None = None) -> tuple[Parameter, ...]:
-        return tuple(
-            Parameter(
-                path,
-                role or _role(path, model.shapes[path].shape),
-                tuple(model.shapes[path].shape),
-                model.axes[path],
-                model.shapes[path].dtype.itemsize,
-            )
-            for path in paths
-        )
+        found = []
+        for path in paths:
+            struct = model.shapes[path]
+            assert isinstance(struct, jax.ShapeDtypeStruct), "nothing is packed before a checkpoint is read"
+            role_of = role or _role(path, struct.shape)
+            found.append(Parameter(path, role_of, struct.shape, model.axes[path], struct.dtype.itemsize))
+        return tuple(found)
 
     embedding = of(model.embed_paths, "embedding")
     tied = set(model.embed_paths)

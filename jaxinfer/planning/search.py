@@ -122,12 +122,8 @@ def make_plan(
     else:
         tried = candidates(parts.config, int(assumed.node_size), max_devices, attention)
         models = list(_valid(parts, tried, gpu, techniques, assumed, refused))
-    if techniques.disaggregated:
-        prefill = _best("prefill", models, load, refused)
-        decode = _best("decode", models, load, refused)
-        pools = (prefill, decode)
-    else:
-        pools = (_best("all", models, load, refused),)
+    purposes: tuple[Purpose, ...] = ("prefill", "decode") if techniques.disaggregated else ("all",)
+    pools = tuple(_best(purpose, models, load, refused) for purpose in purposes)
     return Plan(load, techniques, pools, tuple(dict.fromkeys(refused)))
 
 

@@ -135,7 +135,8 @@ def _memory(question: Question, pool: Pool) -> Table:
     table = Table("memory of a device", "GiB", "notes", title=f"pool: {pool.purpose}")
     techniques = question.techniques
     table.add_row("weights", _gib(held["weights"]), f"matrices and experts in {techniques.weights}")
-    windows = {group.window for stage in pool.model.stages for group in stage.memory.groups} - {None}
+    groups = (group for stage in pool.model.stages for group in stage.memory.groups)
+    windows = {group.window for group in groups if group.window is not None}
     note = f"{held['cache_per_token'] / 1024:.1f} KiB a token in {techniques.cache}"
     table.add_row("KV cache", _gib(held["cache"]), note + (f", windows {sorted(windows)}" if windows else ""))
     table.add_row("temporaries", _gib(held["temporaries"]), "of the largest step, estimated")
