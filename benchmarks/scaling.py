@@ -6,7 +6,7 @@ Everything comes from the planner (``jaxinfer plan --load``); published figures 
 import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,20 +154,35 @@ def assumption_rows() -> Iterator[Sequence[str]]:
         yield (f"`{name}`", f"{getattr(ASSUMED, name):g}", source)
 
 
-def sections() -> dict[str, str]:
-    """What goes between the markers of the document; writes the plot."""
-    document = json.loads((ROOT / "benchmarks/scaling_published.json").read_text())
+def layouts() -> str:
+    return table(LAYOUT_HEAD, layout_rows())
+
+
+def million() -> str:
+    """Draws the plot, too."""
     plans = {
         name: {label: plan(name, "h200", used) for label, used in variations(ALL, NOTHING)} for name in MODELS
     }
     draw(plans)
+    return table(("techniques", *MODELS), million_rows(plans))
+
+
+def published() -> str:
+    document = json.loads((ROOT / "benchmarks/scaling_published.json").read_text())
     sources = "\n".join(f"- `{name}`: {text}" for name, text in document["sources"].items())
-    return {
-        "layouts": table(LAYOUT_HEAD, layout_rows()),
-        "million": table(("techniques", *MODELS), million_rows(plans)),
-        "published": table(PUBLISHED_HEAD, published_rows(document)) + f"\n\n{sources}",
-        "assumptions": table(("assumption", "value", "what, and where it comes from"), assumption_rows()),
-    }
+    return table(PUBLISHED_HEAD, published_rows(document)) + f"\n\n{sources}"
+
+
+def assumptions() -> str:
+    return table(("assumption", "value", "what, and where it comes from"), assumption_rows())
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "assumptions": assumptions,
+    "published": published,
+    "layouts": layouts,
+    "million": million,
+}
 
 
 def draw(plans: dict[str, dict[str, Plan | None]]) -> None:
@@ -215,7 +230,9 @@ def write(path: Path, texts: dict[str, str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--document", type=Path, default=DOCUMENT)
-    write(parser.parse_args().document, sections())
+    parser.add_argument("--only", choices=tuple(SECTIONS), action="append", help="Repeatable; default: all.")
+    options = parser.parse_args()
+    write(options.document, {name: SECTIONS[name]() for name in options.only or SECTIONS})
 
 
 if __name__ == "__main__":

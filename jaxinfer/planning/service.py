@@ -77,7 +77,9 @@ class ReplicaModel:
         stages = len(self.stages)
         own = work.share(stages)
         device = max(stage.step(own).total for stage in self.stages) + self._drafting(own)
-        host = self.assumed.host_per_step + self.assumed.host_per_sequence * own.sequences
+        # Devices with sequences of their own would have a scheduler each, as nobody else needs to know of them.
+        scheduled = own.sequences / self.replica.sequence_shares
+        host = self.assumed.host_per_step + self.assumed.host_per_sequence * scheduled
         return stages * max(device, host)
 
     def _drafting(self, work: Work) -> float:
