@@ -164,12 +164,45 @@ def launch(
 
 @app.command(context_settings=OVERRIDES)
 def plan(
-    context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, verbose: VerboseOption = False
+    context: typer.Context,
+    config: ConfigOption = DEFAULT_CONFIG,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model reference, or a known name such as llama-3-70b.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="a100, l4, h100, h200 or b200.")] = None,
+    load: Annotated[
+        str | None, typer.Option("--load", help="'rate=100, prompt=1500, output=300, ttft=1s, tpot=50ms'")
+    ] = None,
+    use: Annotated[
+        str, typer.Option("--use", help="Techniques: 'weights=fp8, prefix_hits=0.5, drafts=3, accepted=2.2'")
+    ] = "",
+    layout: Annotated[str, typer.Option("--layout", help="'tensor=8, pipeline=2'; else the best.")] = "",
+    by_data: Annotated[
+        bool,
+        typer.Option("--attention-by-data", help="Devices have sequences of their own; not in the engine."),
+    ] = False,
+    assume: Annotated[str, typer.Option("--assume", help="Other assumptions: 'link_latency=8us'")] = "",
+    compare: Annotated[bool, typer.Option("--compare", help="With and without each technique.")] = False,
+    sweep: Annotated[Path | None, typer.Option("--sweep", help="PNG to write.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Show shape buckets, programs and memory: what will be compiled and what will fit."""
-    from serve.plan import print_plan
+    """Show shape buckets, programs and memory of a configuration; with --load, how many GPUs a load takes."""
+    if load is None:
+        if any((model, gpu, use, layout, by_data, assume, compare, sweep, as_json)):
+            raise ValueError("--model, --gpu and the options behind them belong to --load; give --load")
+        from serve.plan import print_plan
 
-    print_plan(_load(config, context.args, verbose))
+        print_plan(_load(config, context.args, verbose))
+        return
+    if model is None or gpu is None or context.args:
+        stray = f", not {' '.join(context.args)}" if context.args else ""
+        raise ValueError(f"--load needs --model and --gpu{stray}")
+    from serve.capacity.report import run
+    from serve.capacity.request import Options
+
+    _log(verbose)
+    run(Options(model, gpu, load, use, layout, assume, by_data, sweep, compare, as_json))
 
 
 @app.command(context_settings=OVERRIDES)
