@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from jaxinfer.config_disaggregation import DisaggregationConfig
 from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.config_values import Bytes, Scope, from_environment, merge, nest, read_yaml, validated
 
@@ -234,6 +235,7 @@ class EngineConfig(Scope):
     parallel: ParallelConfig = ParallelConfig()
     structured: StructuredConfig = StructuredConfig()
     speculative: SpeculativeConfig = SpeculativeConfig()
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
     server: ServerConfig = ServerConfig()
 
     @model_validator(mode="after")
@@ -269,6 +271,21 @@ class EngineConfig(Scope):
             raise ValueError(
                 f"speculative.adaptive measures whole steps, which parallel.pipeline ({self.parallel.pipeline} stages) "
                 "does not have; switch one of them off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_goes_with_disaggregation(self) -> Self:
+        role = self.disaggregation.role
+        if role != "none" and self.parallel.pipeline > 1:
+            raise ValueError(
+                f"disaggregation.role is {role!r} and parallel.pipeline is {self.parallel.pipeline}: blocks of a "
+                "pipeline do not travel; allowed is pipeline 1"
+            )
+        if self.disaggregation.decodes and self.speculative.model is not None:
+            raise ValueError(
+                f"disaggregation.role is {role!r} and speculative.model is set: draft models and heads have K and V of "
+                "their own, which a prefill engine does not compute; drafters without a model (ngram, suffix) work"
             )
         return self
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.assembly import OutputAssembler
 from jaxinfer.engine.build import Engine, build_engine
 from jaxinfer.engine.inputs import Prompt
@@ -37,7 +38,13 @@ class LLM:
 
     def __init__(self, config: str | Path | EngineConfig, **overrides: Any) -> None:
         with startup_bar() as report:
-            self.engine: Engine = build_engine(EngineConfig.load(config, overrides), report)
+            settings = EngineConfig.load(config, overrides)
+            if settings.disaggregation.role != "none":
+                raise ConfigError(
+                    f"disaggregation.role is {settings.disaggregation.role!r}, but LLM computes everything itself; "
+                    "use a server or AsyncEngine"
+                )
+            self.engine: Engine = build_engine(settings, report)
         self._ids = itertools.count()
 
     def generate(

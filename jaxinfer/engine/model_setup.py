@@ -114,7 +114,10 @@ def set_up_model(
             few devices, or they cannot share it.
     """
     parallel = config.parallel
-    layouts = make_layouts(jax.devices(), parallel.tensor, parallel.expert, parallel.pipeline)
+    pulls = config.disaggregation.decodes and config.disaggregation.transport == "jax"
+    layouts = make_layouts(
+        jax.devices(), parallel.tensor, parallel.expert, parallel.pipeline, committed=pulls
+    )
     files = open_model(resolve_reference(config.model.reference, config.model.sha256))
     model = parse_config(files.config)
     max_model_len = config.model.max_model_len or min(model.max_position, longest or model.max_position)
