@@ -12,7 +12,7 @@ from jaxinfer.runner.jax_runner import JaxRunner
 from sharding.mesh import make_layout
 from tests.support.engines import Job, ids, run, token_params
 from tests.support.tiny_models import MIXED, TinyModel, make_model, prompt_ids, tiny_model, tiny_settings
-from tests.support.two_engines import TOKENS, complete, two_engines, until_clean
+from tests.support.two_engines import TOKENS, MakeEngine, complete, two_engines, until_clean
 
 PROMPTS = [prompt_ids(n, n) for n in (45, 30, 41, 5)]
 """The last one is too short for another engine."""
@@ -32,7 +32,11 @@ def alone(model: TinyModel, **options: Any) -> list[list[int]]:
 async def serve_all(
     here: TinyModel, there: TinyModel, options: dict[str, Any] | None = None, **roles: Any
 ) -> list[list[int]]:
-    async with two_engines(here, there, options, **roles) as (decode, prefill):
+    def make(model: TinyModel) -> MakeEngine:
+        return lambda settings, connector: model.engine(settings, connector=connector, **(options or {}))
+
+    settings = tiny_settings(chunk_size=8)
+    async with two_engines(make(here), make(there), settings, **roles) as (decode, prefill):
         tasks = [complete(decode, str(i), prompt) for i, prompt in enumerate(PROMPTS)]
         tokens = list(await asyncio.gather(*tasks))
         await until_clean(decode, prefill)

@@ -7,7 +7,6 @@ import time
 import pytest
 
 from jaxinfer.engine.thread_client import ThreadClient
-from tests.support.tiny_models import prompt_ids, tiny_model, tiny_settings
 from tests.support.two_engines import (
     address_of,
     complete,
@@ -15,6 +14,10 @@ from tests.support.two_engines import (
     decode_role,
     engine_process,
     prefill_role,
+    shadow,
+    shadow_prompt,
+    shadow_settings,
+    shadow_tokens,
     until_clean,
 )
 
@@ -25,34 +28,23 @@ TRANSPORTS = [
     pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="nixl is not installed")),
 ]
 KILLED = {"heartbeat": 1.0, "timeout": 60.0}
-BYTES_PER_BLOCK = 2 * 2 * 2 * 4 * 8 * 4
-"""Layers, K and V, KV heads, slots, head width, float32."""
+BYTES_PER_BLOCK = 2 * 4 * 8
+"""K and V, slots, bytes of a token on shadow memory."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.feature("disaggregation")]
 
 
-def alone(prompts: list[list[int]]) -> list[list[int]]:
-    async def main() -> list[list[int]]:
-        client = ThreadClient(tiny_model().engine(tiny_settings(chunk_size=8)))
-        try:
-            return [await complete(client, str(i), prompt) for i, prompt in enumerate(prompts)]
-        finally:
-            await client.shutdown()
-
-    return asyncio.run(main())
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_outputs_are_those_of_one_engine_and_only_missing_blocks_travel(transport) -> None:
-    first, short = prompt_ids(45, 1), prompt_ids(6, 2)
-    longer = [*first[:24], *prompt_ids(30, 3)]
+    first, short = shadow_prompt(45, 1), shadow_prompt(6, 2)
+    longer = [*first[:24], *shadow_prompt(30, 3)]
     prompts = [first, short, longer, first]
     blocks = [11, 0, 13 - 6, 0]
 
     async def main() -> list[list[int]]:
         with engine_process("prefill", transport) as child:
             role = decode_role(child.address, transport=transport)
-            engine, _ = connected(tiny_model(), tiny_settings(chunk_size=8), role)
+            engine, _ = connected(shadow, shadow_settings(), role)
             client = ThreadClient(engine)
             try:
                 tokens, sent = [], 0
@@ -67,17 +59,17 @@ def test_outputs_are_those_of_one_engine_and_only_missing_blocks_travel(transpor
             finally:
                 await client.shutdown()
 
-    assert asyncio.run(main()) == alone(prompts)
+    assert asyncio.run(main()) == list(map(shadow_tokens, prompts))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_prefill_engine_that_is_killed_is_made_up_for(transport) -> None:
-    prompts = [prompt_ids(58, i) for i in range(40)]
+    prompts = [shadow_prompt(58, i) for i in range(40)]
 
     async def main() -> list[list[int]]:
         with engine_process("prefill", transport) as child:
             role = decode_role(child.address, transport=transport, **KILLED)
-            engine, _ = connected(tiny_model(), tiny_settings(chunk_size=8), role)
+            engine, _ = connected(shadow, shadow_settings(), role)
             client = ThreadClient(engine)
             try:
                 tasks = [asyncio.create_task(complete(client, str(i), p)) for i, p in enumerate(prompts)]
@@ -91,19 +83,19 @@ def test_a_prefill_engine_that_is_killed_is_made_up_for(transport) -> None:
             finally:
                 await client.shutdown()
 
-    assert asyncio.run(main()) == alone(prompts)
+    assert asyncio.run(main()) == list(map(shadow_tokens, prompts))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_decode_engine_that_is_killed_leaves_nothing_behind(transport) -> None:
     async def main() -> None:
         role = prefill_role(transport=transport, **KILLED)
-        engine, connector = connected(tiny_model(), tiny_settings(chunk_size=8), role)
+        engine, connector = connected(shadow, shadow_settings(), role)
         client = ThreadClient(engine)
         try:
             with engine_process("decode", transport, address_of(connector), **KILLED) as child:
                 for i in range(40):
-                    child.say("ask " + ",".join(map(str, prompt_ids(58, i))))
+                    child.say("ask " + ",".join(map(str, shadow_prompt(58, i))))
                 while client.snapshot().transfers.sent_blocks < 20:
                     await asyncio.sleep(0.001)
                 child.process.kill()
@@ -115,11 +107,10 @@ def test_a_decode_engine_that_is_killed_leaves_nothing_behind(transport) -> None
             with engine_process(
                 "decode", transport, address_of(connector)
             ) as child:  # it serves the next one
-                prompt = prompt_ids(50, 99)
+                prompt = shadow_prompt(50, 99)
                 answer = child.call("complete " + ",".join(map(str, prompt)))
-                assert [int(token) for token in answer.split(",")] == expected[0]
+                assert [int(token) for token in answer.split(",")] == shadow_tokens(prompt)
         finally:
             await client.shutdown()
 
-    expected = alone([prompt_ids(50, 99)])
     asyncio.run(main())

@@ -66,11 +66,13 @@ def build(
     eos: tuple[int, ...] = EOS,
     shared_sampler: bool = False,
     connector: KVConnector | None = None,
+    start: bool = True,
 ) -> Engine:
     """An engine around a runner.
 
     Args:
-        connector: to other engines; events are taken at once.
+        connector: to other engines.
+        start: it; then its events are taken at once.
         shared_sampler: the plan's sampling buckets do not depend on the settings.
     """
     drafts = settings.speculative.draft_limits
@@ -99,7 +101,7 @@ def build(
         eos_token_ids=eos,
         connector=connector,
     )
-    if engine.core.remote is not None:
+    if engine.core.remote is not None and start:
         engine.core.remote.connect()
         engine.core.remote.start(lambda function: function())
     return engine

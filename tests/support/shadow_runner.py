@@ -24,6 +24,8 @@ from jaxinfer.scheduler.plan import BlockRead, ScheduledRow, StepPlan
 
 EMPTY = b"nothing"
 POISON = b"poison"
+DIGEST = 8
+"""Bytes of a digest, which are K and V of a token between engines."""
 Sick = Callable[[str, int, int], bool]
 """(request id, choice, position) -> whether the logits for that position are NaN."""
 
@@ -147,12 +149,14 @@ class ShadowRunner:
             if self.kv is not None:
                 assert self.kv.pools[group].references(block) == 1, "a shared block is written"
                 assert not self.kv.cache.holds(group, block), "a cached block is written"
-            self._memory[group][block] = list(slots)
+            self._memory[group][block] = [bytes(slot) for slot in np.asarray(slots)[0]]
 
     # ---- parts of a step
 
     def _give(self, read: BlockRead) -> None:
-        content = [list(self._memory[read.group][block]) for block in read.blocks]
+        slots = [slot.ljust(DIGEST) for block in read.blocks for slot in self._memory[read.group][block]]
+        shape = (len(read.blocks), 1, self.plan.block_size, DIGEST)
+        content = np.frombuffer(b"".join(slots), np.uint8).reshape(shape)
         read.take((read.group,), 0, (content, content))
 
     def _check_shape(

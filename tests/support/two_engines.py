@@ -1,8 +1,9 @@
-"""Decode and prefill engines of a tiny model that exchange blocks, in this process or in one of their own.
+"""Decode and prefill engines that exchange blocks, in this process or in one of their own.
 
-``python -m tests.support.two_engines ROLE TRANSPORT ADDRESS NAME=VALUE...`` is such an engine. It says on stdout where
-it listens, then obeys lines on stdin: ``complete ID,ID,...`` answers with the next tokens, ``ask ...`` does the same
-and says nothing, ``sent`` with the bytes and blocks that it sent, ``clean`` when nothing runs and nothing leaked.
+``python -m tests.support.two_engines ROLE TRANSPORT ADDRESS NAME=VALUE...`` is such an engine on shadow memory. It says
+on stdout where it listens, then obeys lines on stdin: ``complete ID,ID,...`` answers with the next tokens, ``ask ...``
+does the same and says nothing, ``sent`` with the bytes and blocks that it sent, ``clean`` when nothing runs and nothing
+leaked.
 """
 
 import asyncio
@@ -10,28 +11,37 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.config import EngineConfig
 from jaxinfer.config_disaggregation import DisaggregationConfig
 from jaxinfer.engine.build import Engine
 from jaxinfer.engine.client import EngineRequest
 from jaxinfer.engine.thread_client import ThreadClient
+from jaxinfer.kv_transfer.connector import KVConnector
 from jaxinfer.kv_transfer.layout import BlockLayout
 from jaxinfer.kv_transfer.zmq_connector import ZmqConnector
+from tests.support import engines
 from tests.support.engines import assert_clean, token_params
-from tests.support.tiny_models import TinyModel, tiny_model, tiny_settings
+from tests.support.shadow_runner import DIGEST, ShadowModel, ShadowRunner, histories
 
 TOKENS = 6
 COMMON: dict[str, Any] = {"timeout": 120.0, "heartbeat": 20.0, "connect_timeout": 60.0}
 """A busy machine may stand still for a while."""
 
 
+MakeEngine = Callable[[EngineConfig, Callable[[BlockLayout], KVConnector]], Engine]
+"""Makes an engine of the configuration, with what connects it; it is not started."""
+
+
 def connected(
-    model: TinyModel, settings: EngineConfig, role: DisaggregationConfig, **options: Any
+    make: MakeEngine, settings: EngineConfig, role: DisaggregationConfig
 ) -> tuple[Engine, ZmqConnector]:
     """An engine that is connected with its peers, and what connects it."""
     made: list[ZmqConnector] = []
@@ -40,11 +50,39 @@ def connected(
         made.append(ZmqConnector(role, layout, "tiny", "same"))
         return made[0]
 
-    settings = settings.model_copy(update={"disaggregation": role})
-    engine = model.engine(settings, connector=connector, **options)
+    engine = make(settings.model_copy(update={"disaggregation": role}), connector)
     assert engine.core.remote is not None
     engine.core.remote.connect()
     return engine, made[0]
+
+
+def shadow(settings: EngineConfig, connector: Callable[[BlockLayout], KVConnector]) -> Engine:
+    """An engine without a model, that checks every read."""
+    runners: list[ShadowRunner] = []
+    blocks = settings.cache.num_blocks
+    assert blocks is not None
+
+    def make(plan: CompilePlan) -> ShadowRunner:
+        runners.append(ShadowRunner(ShadowModel(), plan, (None,), blocks))
+        return runners[0]
+
+    layout = BlockLayout((1,), ((DIGEST, DIGEST),), (0,), (None,), settings.cache.block_size, "uint8")
+    engine = engines.build(make, settings, vocab=8, eos=(5,), connector=connector(layout), start=False)
+    runners[0].kv = engine.core.scheduler.kv
+    return engine
+
+
+def shadow_settings() -> EngineConfig:
+    return engines.config(num_blocks=64, max_num_batched_tokens=32, chunk_size=8)
+
+
+def shadow_prompt(length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 6, length).tolist()
+
+
+def shadow_tokens(prompt: list[int]) -> list[int]:
+    """What any engine on shadow memory says behind a prompt."""
+    return ShadowModel().greedy_tokens(histories(None, prompt)[-1], TOKENS)
 
 
 def prefill_role(**values: Any) -> DisaggregationConfig:
@@ -62,17 +100,15 @@ def address_of(connector: ZmqConnector) -> str:
 
 @asynccontextmanager
 async def two_engines(
-    here: TinyModel, there: TinyModel, options: dict[str, Any] | None = None, **roles: Any
+    here: MakeEngine, there: MakeEngine, settings: EngineConfig, **roles: Any
 ) -> AsyncIterator[tuple[ThreadClient, ThreadClient]]:
     """A decode and a prefill engine of this process, with their loops on threads.
 
     Args:
-        options: of the engines.
         roles: values of both configurations.
     """
-    settings = tiny_settings(chunk_size=8)
-    prefill, server = connected(there, settings, prefill_role(**roles), **(options or {}))
-    decode, _ = connected(here, settings, decode_role(address_of(server), **roles), **(options or {}))
+    prefill, server = connected(there, settings, prefill_role(**roles))
+    decode, _ = connected(here, settings, decode_role(address_of(server), **roles))
     clients = ThreadClient(decode), ThreadClient(prefill)
     try:
         yield clients
@@ -178,12 +214,12 @@ async def _serve(client: ThreadClient) -> None:
 def main() -> None:
     role, transport, address, *given = sys.argv[1:]
     values = {name: float(value) for name, value in (text.split("=") for text in given)}
-    settings = tiny_settings(chunk_size=8)
+    roles: dict[str, Any] = {"transport": transport, **values}
     if role == "prefill":
-        engine, connector = connected(tiny_model(), settings, prefill_role(transport=transport, **values))
+        engine, connector = connected(shadow, shadow_settings(), prefill_role(**roles))
         address = address_of(connector)
     else:
-        engine, _ = connected(tiny_model(), settings, decode_role(address, transport=transport, **values))
+        engine, _ = connected(shadow, shadow_settings(), decode_role(address, **roles))
     print(address, flush=True)
     asyncio.run(_serve(ThreadClient(engine)))
 
