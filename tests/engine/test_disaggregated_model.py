@@ -1,18 +1,24 @@
 """A real model in two engines of one process, with their loops on threads: tokens and blocks as in one engine."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from jaxinfer.config import EngineConfig
 from jaxinfer.engine.build import Engine
+from jaxinfer.kv_transfer.connector import KVConnector
+from jaxinfer.kv_transfer.layout import BlockLayout
 from jaxinfer.runner.jax_runner import JaxRunner
-from sharding.mesh import make_layout
+from sharding.mesh import make_layout, make_layouts
 from tests.support.engines import Job, ids, run, token_params
 from tests.support.tiny_models import MIXED, TinyModel, make_model, prompt_ids, tiny_model, tiny_settings
 from tests.support.two_engines import TOKENS, MakeEngine, complete, two_engines, until_clean
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPTS = [prompt_ids(n, n) for n in (45, 30, 41, 5)]
 """The last one is too short for another engine."""
@@ -111,3 +117,25 @@ def test_blocks_that_are_rounded_on_their_way() -> None:
 def test_layers_with_windows() -> None:
     model = tiny_model(MIXED)
     assert asyncio.run(serve_all(model, model)) == alone(model)
+
+
+@pytest.mark.feature("disaggregation", "overlap")
+@pytest.mark.parametrize("transport", ["host", "jax"])
+def test_after_the_warm_up_nothing_compiles(transport) -> None:
+    """Arrays that come with the transport "jax" belong to a device, so all others of the engine have to as well."""
+    layout = make_layouts(jax.devices(), 1, 1, 1, committed=transport == "jax")[0]
+    model = make_model(tiny_model().config, 0, layout)
+
+    def make(settings: EngineConfig, connector: Callable[[BlockLayout], KVConnector]) -> Engine:
+        compile_all = settings.compile.model_copy(update={"warm_up": "full"})
+        return model.engine(settings.model_copy(update={"compile": compile_all}), connector=connector)
+
+    async def main() -> None:
+        settings = tiny_settings(chunk_size=8)
+        async with two_engines(make, make, settings, transport=transport) as (decode, prefill):
+            for i, prompt in enumerate(PROMPTS):
+                await complete(decode, str(i), prompt)
+            assert decode.snapshot().transfers.received_blocks
+            assert (decode.snapshot().compilations, prefill.snapshot().compilations) == (0, 0)
+
+    asyncio.run(main())

@@ -141,6 +141,28 @@ def test_an_engine_that_only_waits_for_blocks_has_no_work_until_they_come() -> N
     both.assert_clean()
 
 
+def test_steps_with_running_decodes_stay_short_while_long_prompts_arrive() -> None:
+    """A step of the decode engine computes at most the tail of each prompt beside decodes, not its chunks."""
+    both = pair(num_blocks=64, chunk_size=None, max_num_batched_tokens=32, max_num_seqs=4)
+    add(both, "running", PROMPT[:3], max_tokens=40)
+    both.decode.core.step()
+    largest = 0
+    for i in range(4):
+        add(both, str(i), [i, *PROMPT, *PROMPT[:9]], max_tokens=1)  # 33 tokens, 8 full blocks
+        for _ in range(8):
+            both.link.deliver()
+            if both.prefill.core.has_work:
+                both.prefill.core.step()
+            before = computed(both.decode)
+            both.decode.core.step()
+            both.check()
+            largest = max(largest, computed(both.decode) - before)
+    assert largest == 2
+    both.settle()
+    both.assert_clean()
+    assert both.decode.core.stats.requests_finished.total() == 5
+
+
 @pytest.mark.parametrize("at", range(5))
 def test_a_lost_peer_is_made_up_for(at) -> None:
     both = pair()
@@ -258,7 +280,7 @@ def test_an_ask_that_is_not_valid_is_answered_with_the_reason() -> None:
 QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
-@settings(max_examples=60, **QUIET)
+@settings(max_examples=40, **QUIET)
 @given(
     settings_of(),
     settings_of(),

@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -185,7 +185,7 @@ def engine_process(role: str, transport: str, address: str = "", **values: float
         process.wait(60)
 
 
-async def _serve(client: ThreadClient) -> None:
+async def _serve(client: ThreadClient, answers: TextIO) -> None:
     lines: asyncio.Queue[str] = asyncio.Queue()
     event_loop = asyncio.get_running_loop()
 
@@ -201,18 +201,19 @@ async def _serve(client: ThreadClient) -> None:
             prompt = [int(token) for token in argument.split(",")]
             task = asyncio.create_task(complete(client, str(number), prompt))
             if command == "complete":
-                print(",".join(map(str, await task)), flush=True)
+                print(",".join(map(str, await task)), file=answers, flush=True)
             tasks.append(task)
         elif command == "sent":
             stats = client.snapshot().transfers
-            print(stats.sent_bytes, stats.sent_blocks, flush=True)
+            print(stats.sent_bytes, stats.sent_blocks, file=answers, flush=True)
         elif command == "clean":
             await until_clean(client)
-            print("clean", flush=True)
+            print("clean", file=answers, flush=True)
 
 
 def main() -> None:
     role, transport, address, *given = sys.argv[1:]
+    answers, sys.stdout = sys.stdout, sys.stderr  # a transport may log to what it finds there
     values = {name: float(value) for name, value in (text.split("=") for text in given)}
     roles: dict[str, Any] = {"transport": transport, **values}
     if role == "prefill":
@@ -220,8 +221,8 @@ def main() -> None:
         address = address_of(connector)
     else:
         engine, _ = connected(shadow, shadow_settings(), decode_role(address, **roles))
-    print(address, flush=True)
-    asyncio.run(_serve(ThreadClient(engine)))
+    print(address, file=answers, flush=True)
+    asyncio.run(_serve(ThreadClient(engine), answers))
 
 
 if __name__ == "__main__":
