@@ -15,7 +15,7 @@ from jaxinfer.config_values import ConfigError
 from jaxinfer.kv_transfer.connector import Arrived, Blocks, Ended, Event, check_blocks
 from jaxinfer.kv_transfer.io_thread import IOThread
 from jaxinfer.kv_transfer.job_server import MISSED_BEATS
-from jaxinfer.kv_transfer.layout import EngineCard, dtype_of, mismatch
+from jaxinfer.kv_transfer.layout import MAX_PIECE_BLOCKS, EngineCard, dtype_of, mismatch
 from jaxinfer.kv_transfer.messages import (
     Ask,
     Cancel,
@@ -28,10 +28,13 @@ from jaxinfer.kv_transfer.messages import (
     encode,
 )
 from jaxinfer.kv_transfer.payload import Payload
-from jaxinfer.kv_transfer.transport import Frame, Receiver, TransferError
+from jaxinfer.kv_transfer.transport import Frame, Receiver, TransferError, num_bytes
 from jaxinfer.observability.snapshot import TransferStats
 
 logger = logging.getLogger(__name__)
+
+_SMALL_MESSAGE = 1 << 20
+"""Bytes of anything but the content of blocks."""
 
 
 @dataclass
@@ -168,7 +171,15 @@ class FetchClient:
         socket.set(zmq.IMMEDIATE, 1)  # nothing is kept for an engine that is not there
         socket.set(zmq.RCVHWM, 0)
         socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.connect(address)
+        layers = range(len(self._card.layout.heads))
+        frames = [num_bytes(shape) for shape in self._payload.shapes(layers, MAX_PIECE_BLOCKS)]
+        socket.set(zmq.MAXMSGSIZE, max(_SMALL_MESSAGE, *frames))
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"disaggregation.peers: {address} is not an address to connect to: {error.strerror}"
+            ) from error
         return _Peer(address, socket, receiver)
 
     # ---- I/O thread

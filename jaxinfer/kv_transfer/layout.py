@@ -6,6 +6,9 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+MAX_PIECE_BLOCKS = 32
+"""Most blocks of a message."""
+
 _ML_DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 }

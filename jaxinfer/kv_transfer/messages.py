@@ -4,8 +4,6 @@ import msgspec
 
 from jaxinfer.kv_transfer.layout import EngineCard
 
-MAX_DIGEST = 16
-
 
 class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
     """From the decode engine, at every heartbeat: it is there, and this is what it can take."""

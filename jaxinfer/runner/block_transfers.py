@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.kv_cache.layout import LayerKV, kv_partition
+from jaxinfer.kv_transfer.layout import MAX_PIECE_BLOCKS
 from jaxinfer.scheduler.plan import BlockRead
 from sharding.layout import WHOLE, Layout
 
-SIZES = (32, 16, 8, 4, 2, 1)
+SIZES = tuple(MAX_PIECE_BLOCKS >> i for i in range(MAX_PIECE_BLOCKS.bit_length()))
 """Blocks per call of a program. Any number of blocks is a sum of these, so that nothing is padded."""
 
 Part = tuple[LayerKV, ...]
