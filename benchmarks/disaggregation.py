@@ -22,7 +22,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-START_TIMEOUT = 900.0
 START = "from serve.cli import main; main()"
 
 
@@ -31,12 +30,17 @@ class Load:
     """Attributes:
     streams, tokens: running decodes, and tokens of each.
     prompts, prompt_tokens: long prompts that arrive one after the other while they run.
+    vocab: prompts are random ids below it.
     """
 
     streams: int
     tokens: int
     prompts: int
     prompt_tokens: int
+    vocab: int
+
+    def random_ids(self, count: int, seed: int) -> list[int]:
+        return np.random.default_rng(seed).integers(self.vocab // 20, self.vocab, count).tolist()
 
 
 @contextlib.contextmanager
@@ -71,7 +75,12 @@ def server(config: str, core: int, options: dict[str, object]) -> Iterator[str]:
 
 async def decode(client: httpx.AsyncClient, seed: int, load: Load, started: asyncio.Event) -> list[float]:
     """Times of a stream's tokens."""
-    body = {"prompt": random_ids(12, seed), "max_tokens": load.tokens, "temperature": 0, "ignore_eos": True}
+    body = {
+        "prompt": load.random_ids(12, seed),
+        "max_tokens": load.tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     times: list[float] = []
     async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
         async for line in response.aiter_lines():
@@ -86,7 +95,7 @@ async def measure(url: str, load: Load, with_prompts: bool) -> tuple[np.ndarray,
     """Gaps between tokens in milliseconds, from when all decodes run until the first of them ends; and the seconds
     until the long prompts had their first token."""
     async with httpx.AsyncClient(base_url=url, timeout=1200) as client:
-        await client.post("/v1/completions", json={"prompt": random_ids(40, 9), "max_tokens": 4})
+        await client.post("/v1/completions", json={"prompt": load.random_ids(40, 9), "max_tokens": 4})
         events = [asyncio.Event() for _ in range(load.streams)]
         tasks = [asyncio.create_task(decode(client, i, load, event)) for i, event in enumerate(events)]
         for event in events:
@@ -95,7 +104,11 @@ async def measure(url: str, load: Load, with_prompts: bool) -> tuple[np.ndarray,
         if with_prompts:
             for i in range(load.prompts):
                 asked = time.perf_counter()
-                body = {"prompt": random_ids(load.prompt_tokens, 100 + i), "max_tokens": 1, "temperature": 0}
+                body = {
+                    "prompt": load.random_ids(load.prompt_tokens, 100 + i),
+                    "max_tokens": 1,
+                    "temperature": 0,
+                }
                 (await client.post("/v1/completions", json=body)).raise_for_status()
                 first_tokens.append(time.perf_counter() - asked)
         end = time.perf_counter()
@@ -108,10 +121,6 @@ async def measure(url: str, load: Load, with_prompts: bool) -> tuple[np.ndarray,
     stop = min(end, last) if with_prompts else last
     gaps = [np.diff([t for t in stream if begin <= t <= stop]) for stream in times]
     return 1000 * np.concatenate(gaps), first_tokens
-
-
-def random_ids(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(1000, 20_000, count).tolist()
 
 
 def free_address() -> str:
@@ -128,16 +137,19 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--prompt-tokens", type=int, default=1024)
     parser.add_argument("--transport", default="host")
+    parser.add_argument("--vocab", type=int, default=20_000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], help="value of all servers: cache.memory=1GiB")
     options = parser.parse_args()
-    load = Load(options.streams, options.tokens, options.prompts, options.prompt_tokens)
+    load = Load(options.streams, options.tokens, options.prompts, options.prompt_tokens, options.vocab)
+    values = dict(value.split("=", 1) for value in options.set)
     rows: dict[str, list[tuple[np.ndarray, list[float]]]] = {}
-    with server(options.config, 0, {}) as url:
+    with server(options.config, 0, values) as url:
         for name, prompts in (("no prompts", False), ("one engine", True)):
             rows[name] = [asyncio.run(measure(url, load, prompts)) for _ in range(options.runs)]
             asyncio.run(forget(url))
     address = free_address()
-    common = {"disaggregation.transport": options.transport, "disaggregation.timeout": 600}
+    common = {"disaggregation.transport": options.transport, "disaggregation.timeout": 600, **values}
     prefill = {"disaggregation.role": "prefill", "disaggregation.bind": address, **common}
     decoding = {"disaggregation.role": "decode", "disaggregation.peers": f"[{address}]", **common}
     with server(options.config, 1, prefill) as other, server(options.config, 0, decoding) as url:
