@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import jax
 
@@ -27,11 +28,14 @@ from jaxinfer.engine.model_setup import (
     size_cache,
 )
 from jaxinfer.engine.pipeline_setup import load_stages, make_pipeline, size_stages, stage_setups
+from jaxinfer.engine.remote_kv import BlockWriter
+from jaxinfer.engine.remote_setup import add_remote, block_transfers, make_connector
 from jaxinfer.engine.stop import StopConditions
 from jaxinfer.hosts.gang import ALONE, Gang, join
 from jaxinfer.hosts.identity import model_facts
 from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import KVCacheManager
+from jaxinfer.kv_transfer.connector import KVConnector
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.observability.compilation import CompilationMonitor, use_compilation_cache
 from jaxinfer.runner.device_sampler import DeviceSampler
@@ -41,6 +45,7 @@ from jaxinfer.runner.pipeline_runner import PipelineRunner
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.runner.timing import ProgramSeconds
+from jaxinfer.scheduler.fetching import FetchPolicy
 from jaxinfer.scheduler.scheduler import Scheduler
 from jaxinfer.speculative.build import find_drafter, make_speculation, typical_of
 from jaxinfer.speculative.drafter import DeviceDrafter
@@ -116,7 +121,8 @@ def _build(config: EngineConfig, gang: Gang, progress: Progress | None) -> Engin
         reading = reader.submit(load_text, text_path)
         loaded = load(config, setup, lambda: reading.result()[0], gang, progress)
     tokenizer, chat_template = reading.result()
-    return assemble(
+    connector = make_connector(config, setup)
+    engine = assemble(
         config,
         loaded.runner,
         setup.plan,
@@ -133,7 +139,11 @@ def _build(config: EngineConfig, gang: Gang, progress: Progress | None) -> Engin
         sampling_defaults=sampling_defaults(setup.files.generation_config),
         text_path=text_path,
         gang=gang,
+        connector=connector,
     )
+    if engine.core.remote is not None:
+        engine.core.remote.connect()
+    return engine
 
 
 @dataclass(frozen=True)
@@ -200,6 +210,7 @@ def _load(
         dtype=setup.dtype,
         follower=drafter,
         layout=setup.layout,
+        transfers=block_transfers(config, setup),
     )
     return _Loaded(runner, num_blocks, builder, drafter)
 
@@ -250,10 +261,12 @@ def assemble(
     sampling_defaults: Mapping[str, float] | None = None,
     text_path: Path | None = None,
     gang: Gang = ALONE,
+    connector: KVConnector | None = None,
 ) -> Engine:
     """Puts scheduler, block pool, builder and core around a runner; tests call it with theirs.
 
     Args:
+        connector: to other engines; the runner is a ``BlockWriter`` then. It is not started.
         builder: if the drafter shares it.
         drafter: one that computes K and V of its own; absent: the one that the configuration names.
     """
@@ -273,7 +286,7 @@ def assemble(
     limits = Limits(
         vocab_size, max_model_len, kv.max_tokens(chunk), num_blocks[0] - 1, config.cache.block_size
     )
-    scheduler = Scheduler(config.scheduler, kv)
+    scheduler = Scheduler(config.scheduler, kv, _fetch_policy(config, connector))
     speculation = make_speculation(
         config.speculative,
         max_model_len,
@@ -299,6 +312,8 @@ def assemble(
     inputs = InputProcessor(
         tokenizer, limits, len(windows), eos_token_ids, grammars, config.structured.jump_ahead
     )
+    if connector is not None:
+        add_remote(core, connector, cast(BlockWriter, runner), inputs)
     return Engine(
         config,
         core,
@@ -314,6 +329,13 @@ def assemble(
         text_path,
         gang,
     )
+
+
+def _fetch_policy(config: EngineConfig, connector: KVConnector | None) -> FetchPolicy | None:
+    settings = config.disaggregation
+    if connector is None or not settings.decodes:
+        return None
+    return FetchPolicy(settings.min_tokens, settings.max_fetches, lambda: connector.available)
 
 
 def _compile_first(setup: ModelSetup, sampler: DeviceSampler) -> StepFunctions:

@@ -115,8 +115,9 @@ def set_up_model(
             few devices, or they cannot share it.
     """
     parallel = config.parallel
+    pulls = config.disaggregation.decodes and config.disaggregation.transport == "jax"
     devices = shared_devices(parallel.num_devices)
-    layouts = make_layouts(devices, parallel.tensor, parallel.expert, parallel.pipeline)
+    layouts = make_layouts(devices, parallel.tensor, parallel.expert, parallel.pipeline, committed=pulls)
     files = open_model(resolve_reference(config.model.reference, config.model.sha256))
     model = parse_config(files.config)
     max_model_len = config.model.max_model_len or min(model.max_position, longest or model.max_position)
