@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -125,6 +125,10 @@ def serve_command(
     shutdown_timeout: Annotated[
         float | None, typer.Option("--shutdown-timeout", help="Seconds that requests get after SIGTERM.")
     ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option("--replicas", help="ray: several replicas on Ray Serve; see docs/replicas.md."),
+    ] = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, until SIGTERM or Ctrl-C."""
@@ -135,6 +139,8 @@ def serve_command(
         "server.shutdown_timeout": shutdown_timeout,
     }
     overrides = {key: value for key, value in given.items() if value is not None}
+    if replicas is not None:
+        _serve_replicas(replicas, config or model or DEFAULT_CONFIG, context.args, verbose, overrides)
     settings = _load(config or model or DEFAULT_CONFIG, context.args, verbose, overrides=overrides)
     settings = resolve_hosts(settings, os.environ)
     if settings.hosts.follows:
@@ -144,6 +150,17 @@ def serve_command(
     from serve.run import serve
 
     sys.exit(serve(settings))
+
+
+def _serve_replicas(
+    kind: str, source: str, extra: list[str], verbose: bool, overrides: dict[str, Any]
+) -> NoReturn:
+    if kind != "ray":
+        raise ConfigError(f"--replicas: {kind!r} is not known; allowed is ray")
+    _log(verbose)
+    from serve.replicas.run import load, serve_replicas
+
+    sys.exit(serve_replicas(load(source, {**parse_overrides(extra), **overrides})))
 
 
 @app.command(context_settings=OVERRIDES)

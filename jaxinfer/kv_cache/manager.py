@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxinfer.kv_cache.block_pool import BlockPool
-from jaxinfer.kv_cache.digests import block_digest, root_digest
+from jaxinfer.kv_cache.digests import block_digest, prompt_root
 from jaxinfer.kv_cache.prefix_cache import CachedBlock, PrefixCache
 from jaxinfer.request import Sequence
 
@@ -295,7 +295,7 @@ class KVCacheManager:
     def _digest(self, seq: Sequence, index: int) -> bytes:
         """Digest of full block ``index``; -1 is the root."""
         if not seq.digests:
-            seq.digests.append(root_digest({"salt": seq.request.cache_salt}))
+            seq.digests.append(prompt_root(seq.request.cache_salt))
         while len(seq.digests) <= index + 1:
             start = (len(seq.digests) - 1) * self.block_size
             ids = seq.token_ids(start, start + self.block_size)

@@ -110,11 +110,8 @@ class EngineServer:
     def serve(self) -> int:
         engine = self._engine
         engine.gang.on_end(lambda message: self._outbox.send(wire.Failed(message)))
-        text_path = None if engine.text_path is None else str(engine.text_path)
         self._loop.start()
-        self._outbox.send(
-            wire.Ready(engine.limits, engine.inputs.eos_token_ids, engine.sampling_defaults, text_path)
-        )
+        self._outbox.send(wire.Ready.of(engine))
         self._outbox.send(wire.News([], take_snapshot(engine.core, engine.compilations, ())))
         beat = 0.0
         while self._loop.error is None:
