@@ -27,7 +27,7 @@ LAYOUTS = {
 REPLICAS = [(name, replica) for name, replicas in LAYOUTS.items() for replica in replicas]
 LOADS = st.builds(Load, st.floats(1, 1e6), st.floats(16, 8000), st.floats(16, 2000))
 CASES = st.sampled_from(REPLICAS)
-PICKED = settings(max_examples=30, deadline=None)
+PICKED = settings(max_examples=15, deadline=None)
 
 
 def replica_model(
