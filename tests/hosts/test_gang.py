@@ -145,9 +145,9 @@ class Launched:
 
     def complete(self, start: int, **values: Any) -> Any:
         body = {"prompt": "the quick brown fox", "max_tokens": 6, "temperature": 0, **values}
-        return httpx.post(self.url(start) + "/v1/completions", json=body, timeout=STARTED).json()["choices"][
-            0
-        ]
+        answer = httpx.post(self.url(start) + "/v1/completions", json=body, timeout=STARTED)
+        assert answer.status_code == 200, answer.text + "".join(self.lines)
+        return answer.json()["choices"][0]
 
     def ranks(self) -> list[psutil.Process]:
         """Rank 0 first: they are started in this order."""
