@@ -289,6 +289,11 @@ class EngineConfig(Scope):
                 f"disaggregation.role is {role!r} and parallel.pipeline is {self.parallel.pipeline}: blocks of a "
                 "pipeline do not travel; allowed is pipeline 1"
             )
+        if role != "none" and self.hosts.several:
+            raise ValueError(
+                f"disaggregation.role is {role!r} and hosts.count is {self.hosts.count}: blocks of an engine on several "
+                "hosts do not travel; allowed is one process with several devices"
+            )
         if self.disaggregation.decodes and self.speculative.model is not None:
             raise ValueError(
                 f"disaggregation.role is {role!r} and speculative.model is set: draft models and heads have K and V of "

@@ -24,6 +24,14 @@ DECODE = {"role": "decode", "peers": ["tcp://127.0.0.1:5600"]}
         ),
         ({"disaggregation": DECODE, "parallel": {"pipeline": 2}}, "allowed is pipeline 1"),
         (
+            {
+                "disaggregation": DECODE,
+                "parallel": {"tensor": 2},
+                "hosts": {"count": 2, "rank": 0, "coordinator": "127.0.0.1:5700"},
+            },
+            "several hosts do not travel",
+        ),
+        (
             {"disaggregation": DECODE, "speculative": {"drafter": "model", "model": "m"}},
             "speculative.model is set",
         ),
