@@ -291,8 +291,8 @@ class EngineConfig(Scope):
             )
         if role != "none" and self.hosts.several:
             raise ValueError(
-                f"disaggregation.role is {role!r} and hosts.count is {self.hosts.count}: blocks of an engine on several "
-                "hosts do not travel; allowed is one process with several devices"
+                f"disaggregation.role is {role!r} and hosts.count is {self.hosts.count}: blocks of an engine on "
+                "several hosts do not travel; allowed is one process with several devices"
             )
         if self.disaggregation.decodes and self.speculative.model is not None:
             raise ValueError(
