@@ -1,5 +1,6 @@
 """What a checkpoint and a configuration make of disaggregation, without weights or programs."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,14 @@ from safetensors.numpy import load_file, save_file
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.config_values import ConfigError
+from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.model_setup import ModelSetup, set_up_model
 from jaxinfer.engine.remote_setup import block_layout, block_transfers, fingerprint, make_connector
+from jaxinfer.engine.thread_client import ThreadClient
 from jaxinfer.kv_transfer.layout import BlockLayout
 from jaxinfer.kv_transfer.zmq_connector import ZmqConnector
 from tests.support import tiny_checkpoint
+from tests.support.two_engines import COMMON, complete, until_clean
 
 pytestmark = pytest.mark.feature("disaggregation")
 
@@ -76,3 +80,35 @@ def test_engines_of_one_checkpoint_find_each_other_and_others_are_refused(model)
             connector(model, **role, **{"cache.block_size": 32}).start(lambda event: None)
     finally:
         prefill.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_engines_built_from_configurations_share_a_prompt(model) -> None:
+    small = {"model.max_model_len": 256, "cache.num_blocks": 64, "compile.warm_up": "lazy"}
+    small |= {
+        "scheduler.max_num_batched_tokens": 32,
+        "scheduler.max_num_seqs": 4,
+        "compile.cache_dir": "none",
+    }
+    small |= {f"disaggregation.{name}": value for name, value in COMMON.items()}
+
+    def build(**values) -> ThreadClient:
+        settings = {f"disaggregation.{name}": value for name, value in values.items()}
+        return ThreadClient(build_engine(EngineConfig.load(str(model), {**small, **settings})))
+
+    async def main() -> None:
+        prefill = build(role="prefill", bind="tcp://127.0.0.1:0")
+        server = prefill.engine.core.remote._connector.server  # type: ignore[union-attr]
+        decode = build(role="decode", peers=[server.address], min_tokens=32)
+        prompt = [i * 7 % 250 for i in range(100)]
+        alone = await complete(prefill, "a", prompt)
+        await prefill.reset_prefix_cache()
+        assert await complete(decode, "b", prompt) == alone
+        stats = decode.snapshot().transfers
+        assert (stats.received_blocks, stats.received_bytes) == (6, 6 * 2 * 2 * 2 * 16 * 16 * 4)
+        await until_clean(decode, prefill)
+        await decode.shutdown()
+        await prefill.shutdown()
+
+    asyncio.run(main())
