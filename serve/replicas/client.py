@@ -92,7 +92,10 @@ class ReplicasClient:
         stream = self._streams.open(requests)
         keys = stream.keys
         try:
-            flight = Flight(requests, keys, self._tag, self._transport, self._rules, self._streams.deliver)
+            table = self._streams
+            flight = Flight(
+                requests, keys, self._tag, self._transport, self._rules, table.deliver, table.recall
+            )
             for key in keys:
                 self._flights[key] = flight
             flight.done.add_done_callback(lambda _: self._landed(keys))

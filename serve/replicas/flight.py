@@ -55,6 +55,7 @@ class Flight:
         keys: what the requests are called in the deltas that are delivered.
         tag: makes the ids unique among all ingresses.
         deliver: takes news.
+        recall: takes them back, unless the reader has some.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class Flight:
         transport: Transport,
         rules: FlightRules,
         deliver: Callable[[list[OutputDelta]], None],
+        recall: Callable[[str], bool],
     ) -> None:
         self._open = {key: Progress.of(request) for key, request in zip(keys, requests, strict=True)}
         self._tag = tag
         self._transport = transport
         self._rules = rules
         self._deliver = deliver
+        self._recall = recall
         self._tried: set[str] = set()
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when a replica has taken the requests; holds what was wrong if none did."""
@@ -182,6 +185,9 @@ class Flight:
     def _end_what_cannot_go_on(self) -> None:
         for key, progress in list(self._open.items()):
             if not progress.began:
+                continue
+            if self._recall(key):
+                self._open[key] = Progress.of(progress.request)
                 continue
             because = obstacle(progress.request, self._rules.speculative)
             if not self._rules.continues or because is not None:

@@ -40,11 +40,11 @@ LOOK_BACK = 2.0
 NAME = "jaxinfer"
 
 
-@serve.deployment
 class EngineReplica:
     """A replica that owns an engine."""
 
-    async def __init__(self, config: str, source: EngineSource) -> None:
+    async def __init__(self, config: str, source: EngineSource) -> None:  # type: ignore[misc]
+        """Ray awaits it."""
         name = serve.get_replica_context().replica_id.unique_id
         self._replica = await start_replica(name, EngineConfig.model_validate_json(config), source)
         self._watching = asyncio.create_task(self._end_with_engine())
@@ -85,14 +85,14 @@ class EngineReplica:
         await self._replica.shutdown()
 
 
-@serve.deployment
-@serve.ingress()
 class Ingress:
     """An HTTP front end of all models."""
 
-    async def __init__(self, config: str, *engines: str | DeploymentHandle) -> None:
-        """Args:
-        engines: for each model, the configuration of its engine and the handle of its deployment.
+    async def __init__(self, config: str, *engines: str | DeploymentHandle) -> None:  # type: ignore[misc]
+        """Ray awaits it.
+
+        Args:
+            engines: for each model, the configuration of its engine and the handle of its deployment.
         """
         settings = ReplicasConfig.model_validate_json(config)
         models = []
@@ -124,12 +124,12 @@ def application(config: ReplicasConfig, source: EngineSource | None = None) -> A
     """
     bound: list[Any] = []
     for pool, engine in zip(config.models, config.engines()):
-        deployment = EngineReplica.options(**_engine_options(pool, engine))
+        deployment = serve.deployment(EngineReplica).options(**_engine_options(pool, engine))
         bound += [
             engine.model_dump_json(),
             deployment.bind(engine.model_dump_json(), source or default_source()),
         ]
-    ingress = Ingress.options(
+    ingress = serve.deployment(serve.ingress()(Ingress)).options(
         num_replicas=config.ingress.replicas,
         ray_actor_options={"num_cpus": config.ingress.num_cpus},
         max_ongoing_requests=MAX_ONGOING,

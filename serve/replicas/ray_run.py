@@ -35,16 +35,15 @@ def run(config: ReplicasConfig) -> int:
         signal.signal(signum, stop)
     try:
         serve.start(http_options={"host": config.ingress.host, "port": config.ingress.port})
-        serve.run(app, name=NAME, route_prefix="/")
-        names = ", ".join(served_names(pool.engine())[0] for pool in config.models)
-        print(
-            f"serving {names} at http://{config.ingress.host}:{config.ingress.port}",
-            file=sys.stderr,
-            flush=True,
-        )
-        stopped.wait()
+        try:
+            serve.run(app, name=NAME, route_prefix="/")
+            names = ", ".join(served_names(engine)[0] for engine in config.engines())
+            address = f"http://{config.ingress.host}:{config.ingress.port}"
+            print(f"serving {names} at {address}", file=sys.stderr, flush=True)
+            stopped.wait()
+        finally:
+            serve.delete(NAME)
     finally:
-        serve.delete(NAME)
         if own:
             serve.shutdown()
         ray.shutdown()

@@ -65,14 +65,7 @@ def cluster(num_cpus: int = 4) -> Iterator[Cluster]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), before["PYTHONPATH"]]))
     port = free_port()
     try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=80 * 1024 * 1024,
-            log_to_driver=False,
-            _node_ip_address="127.0.0.1",
-        )
+        _start(num_cpus)
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield Cluster(f"http://127.0.0.1:{port}")
     finally:
@@ -84,6 +77,26 @@ def cluster(num_cpus: int = 4) -> Iterator[Cluster]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _start(num_cpus: int, attempts: int = 6) -> None:
+    """Ray gives its processes 30 s to start, and no setting; a busy machine may need another try."""
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=80 * 1024 * 1024,
+                log_to_driver=False,
+                _node_ip_address="127.0.0.1",
+            )
+        except Exception as error:
+            ray.shutdown()
+            if attempt == attempts or "timed out during startup" not in str(error):
+                raise
+        else:
+            return
 
 
 @dataclass

@@ -1,11 +1,14 @@
 """The client of an ingress against replicas in this process: admission, retries, continuation, errors, aborts."""
 
 import asyncio
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from jaxinfer.engine.client import EngineDeadError, EngineRequest
+from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.request import QueueFullError, RequestError
 from jaxinfer.runner.simulated import CostModel
 from tests.support import engines, fleet
@@ -37,8 +40,6 @@ def run_scripted(scenario, **pool) -> None:
     """With slow steps: a script is asked for each token."""
 
     def script(request, index, position):
-        import time
-
         time.sleep(STEP)
         return by_position(request, index, position)
 
@@ -118,20 +119,46 @@ def test_requests_without_a_token_go_to_another_replica():
     settings = engines.config(max_num_seqs=1, max_num_batched_tokens=64)
 
     async def scenario(replicas, client):
-        tasks = [asyncio.create_task(collect(client, request(f"r{i}", 20, (i, 7)))) for i in range(1, 9)]
-        await until(lambda: len(replicas.routed) == 8 and all(
-            c.engine.core.stats.generated_tokens > 1 for c in replicas.clients.values()
-        ))  # fmt: skip
+        seen: dict[int, list[OutputDelta]] = {i: [] for i in range(1, 9)}
+
+        async def read(i: int) -> None:
+            async with await client.submit([request(f"r{i}", 20, (i, 7))]) as stream:
+                async for deltas in stream:
+                    seen[i] += deltas
+
+        tasks = [asyncio.create_task(read(i)) for i in seen]
+        await until(lambda: sum(map(bool, seen.values())) == 2)
         replicas.kill("a")
-        answers = await asyncio.gather(*tasks)
-        ended = [[d.finish_reason for d in deltas if d.finish_reason] for deltas in answers]
-        failed = [deltas for deltas, reasons in zip(answers, ended) if reasons == ["error"]]
+        await asyncio.gather(*tasks)
+        ended = [[d.finish_reason for d in deltas if d.finish_reason] for deltas in seen.values()]
+        (failed,) = [deltas for deltas, reasons in zip(seen.values(), ended) if reasons == ["error"]]
         assert ended.count(["length"]) == 7
-        assert len(failed) == 1
-        assert failed[0][-1].error == "the replica that generated this answer was lost"
-        assert tokens(failed[0], failed[0][0].request_id), "it had begun"
+        assert failed[-1].error == "the replica that generated this answer was lost"
+        assert tokens(failed, failed[0].request_id), "it had begun"
 
     run(scenario, settings=settings, seconds=0.02)
+
+
+def test_tokens_that_nobody_has_taken_do_not_count():
+    """The model stops behind its first tokens until the replica is killed."""
+    gate, settings = threading.Event(), engines.config()
+
+    def script(request, index, position):
+        if position >= 6:
+            gate.wait(60)
+        return by_position(request, index, position)
+
+    async def scenario(replicas, client):
+        stream = await client.submit([request("r", 12, n=2), request("s", 2)])
+        await until(lambda: bool(stream._pending))
+        replicas.kill(replicas.routed[0])
+        gate.set()
+        await until(lambda: len(replicas.routed) == 2)
+        deltas = [delta async for deltas in stream for delta in deltas]
+        assert [len(tokens(deltas, *at)) for at in (("r", 0), ("r", 1), ("s", 0))] == [12, 12, 2]
+        assert [d.finish_reason for d in deltas if d.finish_reason] == ["length"] * 3
+
+    fleet.run(scenario, lambda: engines.scripted(script, settings), settings)
 
 
 def test_lost_at_once_and_everywhere():

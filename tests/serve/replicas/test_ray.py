@@ -73,7 +73,7 @@ def test_a_replica_dies_under_load(cluster):
     cluster.deploy(fleet(pool()), replica_engine.source(STEP))
     seen, begun = kill_under_load(cluster)
     failed = [s for s in seen if not s.whole]
-    assert 1 <= len(failed) <= 4, "what ran on the killed replica"
+    assert 1 <= len(failed) <= 32, "what had begun on the killed replica"
     for s in failed:
         assert s.token_ids, "a request without a token is tried elsewhere"
         assert s.done, "the stream ends as streams end"
