@@ -174,7 +174,8 @@ def test_several_models_and_a_client_that_leaves(cluster):
     with httpx.stream(
         "POST", f"{cluster.url}/v1/completions", json={**body, "max_tokens": 400, "stream": True}, timeout=300
     ) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # which closes the answer when it goes
+        next(lines)
         assert list(cluster.metric("num_requests_running", "sim").values()) == [1]
     until(lambda: list(cluster.metric("num_requests_running", "sim").values()) == [0], 60)
     assert 'finished_reason="abort",model_name="sim"} 1.0' in cluster.get("/metrics").text
