@@ -1,5 +1,6 @@
 """Starts the application on a Ray cluster, or on a local one that is made for it, and stops it again."""
 
+import math
 import os
 import signal
 import sys
@@ -28,7 +29,13 @@ def run(config: ReplicasConfig) -> int:
 
     own = "RAY_ADDRESS" not in os.environ
     if own:
-        ray.init(address="local", include_dashboard=False, configure_logging=False)
+        # Reservations of one machine are for nobody else: all of what is asked for has to fit.
+        ray.init(
+            address="local",
+            num_cpus=max(_cpus(config), os.cpu_count() or 1),
+            include_dashboard=False,
+            configure_logging=False,
+        )
     else:
         ray.init(configure_logging=False)
     for signum in (signal.SIGTERM, signal.SIGINT):  # Ray has handlers of its own
@@ -48,3 +55,8 @@ def run(config: ReplicasConfig) -> int:
             serve.shutdown()
         ray.shutdown()
     return 0 if received == [signal.SIGTERM] else 128 + received[-1]
+
+
+def _cpus(config: ReplicasConfig) -> int:
+    replicas = sum(pool.scaling.max_replicas * pool.resources.num_cpus for pool in config.models)
+    return math.ceil(replicas + config.ingress.replicas * config.ingress.num_cpus)
