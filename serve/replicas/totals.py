@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
 from itertools import zip_longest
+from typing import Any
 
 from jaxinfer.observability.snapshot import EngineSnapshot
 
@@ -13,12 +14,18 @@ def total(snapshots: Sequence[EngineSnapshot]) -> EngineSnapshot:
     values: dict[str, object] = {}
     for field in fields(EngineSnapshot):
         found = [getattr(snapshot, field.name) for snapshot in snapshots]
-        if field.name in ("steps", "block_owners") or not found:
-            continue
-        if isinstance(found[0], tuple):
-            values[field.name] = tuple(sum(column) for column in zip_longest(*found, fillvalue=0))
-        elif isinstance(found[0], dict):
-            values[field.name] = dict(sum((Counter(counts) for counts in found), Counter()))
-        else:
-            values[field.name] = sum(found)
+        if field.name not in ("steps", "block_owners") and found:
+            values[field.name] = _sum(found)
     return EngineSnapshot(**values)  # type: ignore[arg-type]
+
+
+def _sum(found: Sequence[Any]) -> Any:
+    first = found[0]
+    if isinstance(first, tuple):
+        return tuple(sum(column) for column in zip_longest(*found, fillvalue=0))
+    if isinstance(first, dict):
+        return dict(sum((Counter(counts) for counts in found), Counter()))
+    if is_dataclass(first):
+        names = [field.name for field in fields(first)]
+        return replace(first, **{name: _sum([getattr(value, name) for value in found]) for name in names})
+    return sum(found)
