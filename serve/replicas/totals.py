@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import astuple, fields
 from itertools import zip_longest
 from typing import Any
 
-from jaxinfer.observability.snapshot import EngineSnapshot
+from jaxinfer.observability.snapshot import EngineSnapshot, TransferStats
 
 
 def total(snapshots: Sequence[EngineSnapshot]) -> EngineSnapshot:
@@ -25,7 +25,7 @@ def _sum(found: Sequence[Any]) -> Any:
         return tuple(sum(column) for column in zip_longest(*found, fillvalue=0))
     if isinstance(first, dict):
         return dict(sum((Counter(counts) for counts in found), Counter()))
-    if is_dataclass(first):
-        names = [field.name for field in fields(first)]
-        return replace(first, **{name: _sum([getattr(value, name) for value in found]) for name in names})
+    if isinstance(first, TransferStats):
+        columns = zip(*(astuple(value) for value in found))
+        return TransferStats(*(_sum(column) for column in columns))
     return sum(found)
