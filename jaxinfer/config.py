@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from jaxinfer.config_disaggregation import DisaggregationConfig
+from jaxinfer.config_hosts import HostsConfig, check_hosts
 from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.config_values import Bytes, Scope, from_environment, merge, nest, read_yaml, validated
 
@@ -232,8 +234,10 @@ class EngineConfig(Scope):
     compile: CompileConfig = CompileConfig()
     kernel: KernelConfig = KernelConfig()
     parallel: ParallelConfig = ParallelConfig()
+    hosts: HostsConfig = HostsConfig()
     structured: StructuredConfig = StructuredConfig()
     speculative: SpeculativeConfig = SpeculativeConfig()
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
     server: ServerConfig = ServerConfig()
 
     @model_validator(mode="after")
@@ -269,6 +273,31 @@ class EngineConfig(Scope):
             raise ValueError(
                 f"speculative.adaptive measures whole steps, which parallel.pipeline ({self.parallel.pipeline} stages) "
                 "does not have; switch one of them off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_several_hosts_can(self) -> Self:
+        check_hosts(self.hosts, self.parallel.num_devices, self.parallel.pipeline, self.server.engine)
+        return self
+
+    @model_validator(mode="after")
+    def _what_goes_with_disaggregation(self) -> Self:
+        role = self.disaggregation.role
+        if role != "none" and self.parallel.pipeline > 1:
+            raise ValueError(
+                f"disaggregation.role is {role!r} and parallel.pipeline is {self.parallel.pipeline}: blocks of a "
+                "pipeline do not travel; allowed is pipeline 1"
+            )
+        if role != "none" and self.hosts.several:
+            raise ValueError(
+                f"disaggregation.role is {role!r} and hosts.count is {self.hosts.count}: blocks of an engine on "
+                "several hosts do not travel; allowed is one process with several devices"
+            )
+        if self.disaggregation.decodes and self.speculative.model is not None:
+            raise ValueError(
+                f"disaggregation.role is {role!r} and speculative.model is set: draft models and heads have K and V of "
+                "their own, which a prefill engine does not compute; drafters without a model (ngram, suffix) work"
             )
         return self
 

@@ -2,10 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -71,6 +71,11 @@ def _scopes(cls: type[Scope]) -> dict[str, type[Scope]]:
 
 def read_yaml(path: Path, cls: type[Scope]) -> dict[str, Any]:
     """The values in a file, by scope of ``cls``. Raises ConfigError if there is no such file, or no mapping in it."""
+    return read_mapping(path, f" with the scopes {', '.join(_scopes(cls))}")
+
+
+def read_mapping(path: Path, of: str = "") -> dict[str, Any]:
+    """The mapping in a file; ``of`` says in the error what it should be."""
     try:
         tree = yaml.safe_load(path.read_text())
     except FileNotFoundError:
@@ -78,9 +83,7 @@ def read_yaml(path: Path, cls: type[Scope]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"configuration file {path} is not valid YAML: {error}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(
-            f"configuration file {path} must hold a mapping with the scopes {', '.join(_scopes(cls))}"
-        )
+        raise ConfigError(f"configuration file {path} must hold a mapping{of}")
     return tree
 
 
@@ -123,20 +126,26 @@ def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
             tree[key] = value
 
 
-def _unknown_keys(cls: type[Scope], tree: Mapping[str, Any]) -> list[str]:
+def _unknown_keys(cls: type[Scope], tree: Mapping[str, Any], path: str = "") -> list[str]:
     problems = []
-    scopes = _scopes(cls)
-    for scope, values in tree.items():
-        if scope in cls.model_fields and scope not in scopes:
+    for key, value in tree.items():
+        if key not in cls.model_fields:
+            kind, known = ("key", list(cls.model_fields)) if path else ("scope", list(_scopes(cls)))
+            problems.append(f"{path}{key}: unknown {kind}{_nearest(str(key), known)}")
             continue
-        if scope not in scopes:
-            problems.append(f"{scope}: unknown scope{_nearest(scope, list(scopes))}")
-        elif isinstance(values, Mapping):
-            known = list(scopes[scope].model_fields)
-            problems += [
-                f"{scope}.{k}: unknown key{_nearest(str(k), known)}" for k in values if k not in known
-            ]
+        for place, scope, below in _scopes_below(cls.model_fields[key].annotation, value):
+            problems += _unknown_keys(scope, below, f"{path}{key}{place}.")
     return problems
+
+
+def _scopes_below(annotation: Any, value: Any) -> Iterator[tuple[str, type[Scope], Mapping[str, Any]]]:
+    """The mappings within a value that stand for scopes: itself, or the items of a list; with their place in it."""
+    items = [("", annotation, value)]
+    if get_origin(annotation) is tuple and isinstance(value, list | tuple):
+        items = [(f".{i}", get_args(annotation)[0], item) for i, item in enumerate(value)]
+    for place, kind, item in items:
+        if isinstance(kind, type) and issubclass(kind, Scope) and isinstance(item, Mapping):
+            yield place, kind, item
 
 
 def _nearest(key: str, known: list[str]) -> str:

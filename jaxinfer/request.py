@@ -32,6 +32,7 @@ Pooling = Literal["mean", "last"]
 
 class Status(enum.Enum):
     WAITING = "waiting"
+    FETCHING = "fetching"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -92,6 +93,7 @@ class Sequence:
         preemptions: times it lost its blocks; ``yielded`` counts those in favour of more urgent requests.
         epoch: grows at each preemption; results of older epochs do not move ``num_committed``.
         parent: sibling whose prompt blocks this choice shares once they are computed.
+        may_fetch: another engine may compute its prompt; False once that failed.
         constraint: set if the tokens allowed next depend on tokens that the host must know first.
         drafts: guesses of the tokens behind the newest one, for the next step to verify.
         num_drafted, num_accepted: tokens of verified drafts, and those of them that were right.
@@ -104,6 +106,7 @@ class Sequence:
     key: tuple[int, int]
     num_groups: int = 1
     parent: "Sequence | None" = None
+    may_fetch: bool = False
     constraint: Constraint | None = None
     drafts: Drafts = NO_DRAFTS
     output_token_ids: list[int] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Published limits of NVIDIA GPUs: what roofline estimates and ahead-of-time compilation need to know of a card.
 
-Sources: NVIDIA's data sheets of the A100 (SXM 80 GB), L4, H100 (SXM) and H200, and the CUDA C programming guide's table
-of compute capabilities. Throughputs are dense.
+Sources: NVIDIA's data sheets of the A100 (SXM 80 GB), L4, H100 (SXM), H200 and DGX B200, and the CUDA C programming
+guide's table of compute capabilities. Throughputs are dense.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ class Gpu:
         shared_memory_per_block, shared_memory_per_sm: bytes, opt-in limit.
         threads_per_sm: most resident threads.
         memory_bandwidth: bytes per second.
+        link_bandwidth: bytes per second that a card can send to the others of its node, and receive at the same time:
+            half of what data sheets call the bandwidth of NVLink, or of PCI Express.
         l2_bytes, memory_bytes: sizes.
         tflops: dense 10^12 operations per second by operand type; a type that is absent has no tensor-core path.
     """
@@ -38,6 +40,7 @@ class Gpu:
     shared_memory_per_sm: int
     threads_per_sm: int
     memory_bandwidth: float
+    link_bandwidth: float
     l2_bytes: int
     memory_bytes: int
     tflops: dict[str, float]
@@ -61,6 +64,7 @@ GPUS = {
             shared_memory_per_sm=167_936,
             threads_per_sm=2048,
             memory_bandwidth=2.039e12,
+            link_bandwidth=3.0e11,
             l2_bytes=40 * _MIB,
             memory_bytes=79 * _GIB,
             tflops={"bf16": 312.0, "fp16": 312.0, "int8": 624.0, "tf32": 156.0, "fp32": 19.5},
@@ -77,6 +81,7 @@ GPUS = {
             shared_memory_per_sm=102_400,
             threads_per_sm=1536,
             memory_bandwidth=3.0e11,
+            link_bandwidth=3.2e10,
             l2_bytes=48 * _MIB,
             memory_bytes=22 * _GIB,
             tflops={"bf16": 121.0, "fp16": 121.0, "fp8": 242.0, "int8": 242.0, "tf32": 60.0, "fp32": 30.3},
@@ -93,6 +98,7 @@ GPUS = {
             shared_memory_per_sm=233_472,
             threads_per_sm=2048,
             memory_bandwidth=3.352e12,
+            link_bandwidth=4.5e11,
             l2_bytes=50 * _MIB,
             memory_bytes=79 * _GIB,
             tflops=_HOPPER_TFLOPS,
@@ -109,12 +115,36 @@ GPUS = {
             shared_memory_per_sm=233_472,
             threads_per_sm=2048,
             memory_bandwidth=4.8e12,
+            link_bandwidth=4.5e11,
             l2_bytes=50 * _MIB,
             memory_bytes=140 * _GIB,
             tflops=_HOPPER_TFLOPS,
         ),
     )
 }
+
+
+CARDS = {
+    **GPUS,
+    "b200": Gpu(
+        name="b200",
+        device_kind="NVIDIA B200",
+        generation="blackwell",
+        compute_capability=(10, 0),
+        sms=148,
+        fpus_per_sm=128,
+        clock_ghz=1.965,
+        shared_memory_per_block=232_448,
+        shared_memory_per_sm=233_472,
+        threads_per_sm=2048,
+        memory_bandwidth=8.0e12,
+        link_bandwidth=9.0e11,
+        l2_bytes=126 * _MIB,
+        memory_bytes=178 * _GIB,
+        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "int8": 4500.0, "tf32": 1125.0, "fp32": 75.0},
+    ),
+}
+"""``GPUS``, for which kernels are compiled, and cards that are known to planning only."""
 
 
 def generation_of(compute_capability: str) -> Generation | None:

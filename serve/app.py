@@ -1,6 +1,7 @@
 """The HTTP application: routes, middleware and error handlers around an engine client."""
 
 import time
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -36,6 +37,8 @@ from serve.routes import (
 )
 from serve.sse import ClientDisconnectedError
 
+ToError = Callable[[Exception], APIError]
+
 ROUTERS = (
     completions.router,
     chat.router,
@@ -52,25 +55,40 @@ ROUTERS = (
 def create_app(client: EngineClient, config: EngineConfig) -> FastAPI:
     """The server's application. It neither starts nor stops the engine."""
     context = make_context(client, config)
+    app = model_app(context, make_middleware(context.metrics, config.server))
+    if config.server.dashboard:
+        app.include_router(dashboard.router(context))
+    openapi.install(app, package_version())
+    return app
+
+
+def model_app(context: ServerContext, middleware: Sequence[Middleware] = ()) -> FastAPI:
+    """All routes of one model."""
+    app = bare_app(context.to_error, middleware)
+    for router in ROUTERS:
+        app.include_router(router(context))
+    return app
+
+
+def bare_app(to_error: ToError, middleware: Sequence[Middleware]) -> FastAPI:
+    """No routes; errors are answered as clients know them."""
     app = FastAPI(
         title="jaxinfer",
         version=package_version(),
         docs_url=None,
         redoc_url=None,
-        middleware=_middleware(context.metrics, config.server),
+        middleware=middleware,
     )
-    for router in ROUTERS:
-        app.include_router(router(context))
-    if config.server.dashboard:
-        app.include_router(dashboard.router(context))
-    _handle_errors(app, context)
-    openapi.install(app, package_version())
+    _handle_errors(app, to_error)
     return app
 
 
-def make_context(client: EngineClient, config: EngineConfig) -> ServerContext:
+def make_context(client: EngineClient, config: EngineConfig, metrics: Metrics | None = None) -> ServerContext:
+    """Args:
+    metrics: those of a server with one engine if absent.
+    """
     names = served_names(config)
-    metrics = ServerMetrics(client, config, names[0])
+    metrics = metrics or ServerMetrics(client, config, names[0])
     latency = LatencyWindow()
     observers: list[CallObserver] = [metrics, latency]
     if config.server.otlp_endpoint is not None:
@@ -92,7 +110,7 @@ def _tracer(endpoint: str) -> CallObserver:
         ) from error
 
 
-def _middleware(metrics: Metrics, server: ServerConfig) -> list[Middleware]:
+def make_middleware(metrics: Metrics, server: ServerConfig) -> list[Middleware]:
     """Outermost first. Preflight requests carry no key, so CORS comes before the keys."""
     stack = [Middleware(RequestIds, metrics=metrics, retry_after=server.retry_after)]
     if server.cors_origins:
@@ -111,9 +129,9 @@ def _middleware(metrics: Metrics, server: ServerConfig) -> list[Middleware]:
     return stack
 
 
-def _handle_errors(app: FastAPI, context: ServerContext) -> None:
+def _handle_errors(app: FastAPI, to_error: ToError) -> None:
     async def refuse(_: Request, error: Exception) -> Response:
-        return context.to_error(error).response()
+        return to_error(error).response()
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -4,9 +4,10 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.table import Table
 from jaxinfer.checkpoints.errors import CheckpointError
 from jaxinfer.config import EngineConfig
 from jaxinfer.config_values import ConfigError
+from jaxinfer.hosts.environment import resolve_hosts
 from jaxinfer.outputs import Logprob
 from jaxinfer.request import RequestError
 from serve.bench.cli import bench
@@ -123,6 +125,10 @@ def serve_command(
     shutdown_timeout: Annotated[
         float | None, typer.Option("--shutdown-timeout", help="Seconds that requests get after SIGTERM.")
     ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option("--replicas", help="ray: several replicas on Ray Serve; see docs/replicas.md."),
+    ] = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, until SIGTERM or Ctrl-C."""
@@ -133,20 +139,87 @@ def serve_command(
         "server.shutdown_timeout": shutdown_timeout,
     }
     overrides = {key: value for key, value in given.items() if value is not None}
+    if replicas is not None:
+        _serve_replicas(replicas, config or model or DEFAULT_CONFIG, context.args, verbose, overrides)
     settings = _load(config or model or DEFAULT_CONFIG, context.args, verbose, overrides=overrides)
+    settings = resolve_hosts(settings, os.environ)
+    if settings.hosts.follows:
+        from serve.follow import follow
+
+        follow(settings)
     from serve.run import serve
 
     sys.exit(serve(settings))
 
 
+def _serve_replicas(
+    kind: str, source: str, extra: list[str], verbose: bool, overrides: dict[str, Any]
+) -> NoReturn:
+    if kind != "ray":
+        raise ConfigError(f"--replicas: {kind!r} is not known; allowed is ray")
+    _log(verbose)
+    from serve.replicas.run import load, serve_replicas
+
+    sys.exit(serve_replicas(load(source, {**parse_overrides(extra), **overrides})))
+
+
+@app.command(context_settings=OVERRIDES)
+def launch(
+    context: typer.Context,
+    hosts: Annotated[int, typer.Option("--hosts", min=2, help="Processes, each with its own devices.")],
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, help="Times in a row that all are replaced.")
+    ] = 5,
+) -> None:
+    """Serve a model with several processes of this machine, as several hosts would; for tests. All other options are
+    those of `serve`. If a process ends, all are replaced."""
+    from serve.launch import launch as start
+
+    _log(verbose=True)
+    sys.exit(start(hosts, restarts, context.args))
+
+
 @app.command(context_settings=OVERRIDES)
 def plan(
-    context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, verbose: VerboseOption = False
+    context: typer.Context,
+    config: ConfigOption = DEFAULT_CONFIG,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model reference, or a known name such as llama-3-70b.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="a100, l4, h100, h200 or b200.")] = None,
+    load: Annotated[
+        str | None, typer.Option("--load", help="'rate=100, prompt=1500, output=300, ttft=1s, tpot=50ms'")
+    ] = None,
+    use: Annotated[
+        str, typer.Option("--use", help="Techniques: 'weights=fp8, prefix_hits=0.5, drafts=3, accepted=2.2'")
+    ] = "",
+    layout: Annotated[str, typer.Option("--layout", help="'tensor=8, pipeline=2'; else the best.")] = "",
+    by_data: Annotated[
+        bool,
+        typer.Option("--attention-by-data", help="Devices have sequences of their own; not in the engine."),
+    ] = False,
+    assume: Annotated[str, typer.Option("--assume", help="Other assumptions: 'link_latency=8us'")] = "",
+    compare: Annotated[bool, typer.Option("--compare", help="With and without each technique.")] = False,
+    sweep: Annotated[Path | None, typer.Option("--sweep", help="PNG to write.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Show shape buckets, programs and memory: what will be compiled and what will fit."""
-    from serve.plan import print_plan
+    """Show shape buckets, programs and memory of a configuration; with --load, how many GPUs a load takes."""
+    if load is None:
+        if any((model, gpu, use, layout, by_data, assume, compare, sweep, as_json)):
+            raise ValueError("--model, --gpu and the options behind them belong to --load; give --load")
+        from serve.plan import print_plan
 
-    print_plan(_load(config, context.args, verbose))
+        print_plan(_load(config, context.args, verbose))
+        return
+    if model is None or gpu is None or context.args:
+        stray = f", not {' '.join(context.args)}" if context.args else ""
+        raise ValueError(f"--load needs --model and --gpu{stray}")
+    from serve.capacity.report import run
+    from serve.capacity.request import Options
+
+    _log(verbose)
+    run(Options(model, gpu, load, use, layout, assume, by_data, sweep, compare, as_json))
 
 
 @app.command(context_settings=OVERRIDES)

@@ -5,8 +5,8 @@ cannot differ from what it did. Latencies are what a client sees: from the arriv
 taken for it. They are observed through ``CallObserver``, for every call that was admitted.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -16,15 +16,15 @@ from prometheus_client.registry import Collector
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.client import EngineClient, EngineDeadError
 from jaxinfer.observability.snapshot import STEP_TOKENS, EngineSnapshot
-from serve.call_metrics import CallMetrics, CallTimes, Histogram, add_buckets
+from serve.call_metrics import CallMetrics, CallTimes, add_buckets
+from serve.http_metrics import PREFIX, HttpMetrics
 from serve.observers import Call
 
-PREFIX, VLLM_PREFIX = "jaxinfer:", "vllm:"
+VLLM_PREFIX = "vllm:"
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Value of the label ``engine``: there is one."""
+"""Value of the label ``engine`` where there is one."""
 
-_HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 _NOT_IN_VLLM = frozenset(
@@ -40,75 +40,97 @@ _NOT_IN_VLLM = frozenset(
         "request_aborts",
         "request_errors",
         "engine_healthy",
+        "num_requests_fetching",
+        "kv_sent_bytes",
+        "kv_received_bytes",
+        "kv_sent_blocks",
+        "kv_received_blocks",
+        "kv_fetches",
+        "kv_fetch_failures",
+        "kv_fetch_seconds",
+        "kv_jobs",
+        "kv_job_failures",
         "spec_decode_lossy",
     )
 )
 
 
-class ServerMetrics(Collector):
-    """Everything behind ``/metrics``, in a registry of its own; see ``serve.context.Metrics``.
+@dataclass(frozen=True)
+class EngineState:
+    """Numbers of one engine, and whether it works."""
+
+    snapshot: EngineSnapshot
+    healthy: bool
+
+
+class ModelMetrics:
+    """Numbers of one model: of its engines, and of the calls that went through this server.
 
     Args:
         model: value of the label ``model_name``.
+        engines: the newest state of each engine, by the value of its label ``engine``.
+        server: value of that label where the numbers are of calls, which this server measures.
     """
 
-    content_type = CONTENT_TYPE_LATEST
-
-    def __init__(self, client: EngineClient, config: EngineConfig, model: str) -> None:
-        self._client = client
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_model_len: int,
+        model: str,
+        engines: Callable[[], Mapping[str, EngineState]],
+        server: str,
+    ) -> None:
         self._config = config
-        self._labels = (model, ENGINE)
+        self._model = model
+        self._engines = engines
+        self._server = server
         self._prefixes = (PREFIX, VLLM_PREFIX) if config.server.vllm_metrics else (PREFIX,)
-        self._calls = CallMetrics(client.limits.max_model_len)
-        self._answers: Counter[tuple[str, str, str]] = Counter()
-        self._answer_times: dict[tuple[str, str], Histogram] = {}
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._calls = CallMetrics(max_model_len)
 
     def started(self, call: Call) -> CallTimes:
         return CallTimes(self._calls, call)
 
-    def http_answer(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._answers[method, route, str(status)] += 1
-        times = self._answer_times.get((method, route))
-        if times is None:
-            times = self._answer_times[method, route] = Histogram(_HTTP)
-        times.observe(seconds)
-
-    def expose(self) -> bytes:
-        return generate_latest(self._registry)
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: names are not known before the first scrape."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        snapshot = self._client.snapshot()
+    def families(self) -> Iterator[Metric]:
+        """One family may come several times, with other labels."""
+        states = self._engines()
         for prefix in self._prefixes:
-            for family in self._families(snapshot, prefix):
+            for family in self._families(states, prefix):
                 if prefix == PREFIX or family.name.removeprefix(prefix) not in _NOT_IN_VLLM:
                     yield family
-        yield from self._http()
 
-    def _families(self, snapshot: EngineSnapshot, prefix: str) -> Iterator[Metric]:
+    def _families(self, states: Mapping[str, EngineState], prefix: str) -> Iterator[Metric]:
+        for engine, state in states.items():
+            yield from EngineFamilies(self._config, (self._model, engine), state).all(prefix)
+        for name, histogram in self._calls.by_name.items():
+            family = HistogramMetricFamily(prefix + name, _HELP[name], labels=LABELS)
+            histogram.fill(family, (self._model, self._server))
+            yield family
+
+
+class EngineFamilies:
+    """What one engine tells."""
+
+    def __init__(self, config: EngineConfig, labels: tuple[str, str], state: EngineState) -> None:
+        self._config = config
+        self._labels = labels
+        self._state = state
+
+    def all(self, prefix: str) -> Iterator[Metric]:
+        snapshot = self._state.snapshot
         yield from self._gauges(snapshot, prefix)
         yield from self._counters(snapshot, prefix)
         steps = HistogramMetricFamily(f"{prefix}iteration_tokens_total", "Tokens of a step.", labels=LABELS)
         add_buckets(steps, self._labels, STEP_TOKENS, snapshot.steps_by_tokens, snapshot.computed_tokens)
         yield steps
-        for name, histogram in self._calls.by_name.items():
-            family = HistogramMetricFamily(prefix + name, _HELP[name], labels=LABELS)
-            histogram.fill(family, self._labels)
-            yield family
 
     def _gauges(self, snapshot: EngineSnapshot, prefix: str) -> Iterator[Metric]:
         values = {
             "num_requests_running": snapshot.running,
             "num_requests_waiting": snapshot.waiting,
+            "num_requests_fetching": snapshot.fetching,
             "num_requests_waiting_tokens": snapshot.waiting_tokens,
             "kv_cache_usage_perc": snapshot.used_blocks / max(snapshot.num_blocks, 1),
-            "engine_healthy": self._healthy(),
+            "engine_healthy": self._state.healthy,
             "spec_decode_lossy": self._config.speculative.acceptance != "exact",
         }
         for name, value in values.items():
@@ -148,6 +170,15 @@ class ServerMetrics(Collector):
             "step_host_seconds": snapshot.step_host_seconds,
             "step_device_seconds": snapshot.step_device_seconds,
             "compilations": snapshot.compilations,
+            "kv_sent_bytes": snapshot.transfers.sent_bytes,
+            "kv_received_bytes": snapshot.transfers.received_bytes,
+            "kv_sent_blocks": snapshot.transfers.sent_blocks,
+            "kv_received_blocks": snapshot.transfers.received_blocks,
+            "kv_fetches": snapshot.transfers.fetches,
+            "kv_fetch_failures": snapshot.transfers.fetches_failed,
+            "kv_fetch_seconds": snapshot.transfers.fetch_seconds,
+            "kv_jobs": snapshot.transfers.jobs,
+            "kv_job_failures": snapshot.transfers.jobs_failed,
         }
         for name, value in values.items():
             family = CounterMetricFamily(prefix + name, _HELP[name], labels=LABELS)
@@ -165,33 +196,57 @@ class ServerMetrics(Collector):
             accepted.add_metric((*self._labels, str(position)), count)
         yield accepted
 
-    def _http(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily(
-            f"{PREFIX}http_requests", "HTTP calls answered.", labels=("method", "route", "status")
-        )
-        for key, count in self._answers.items():
-            answers.add_metric(key, count)
-        yield answers
-        times = HistogramMetricFamily(
-            f"{PREFIX}http_request_duration_seconds",
-            "Seconds from an HTTP call to the end of its answer.",
-            labels=("method", "route"),
-        )
-        for route, histogram in self._answer_times.items():
-            histogram.fill(times, route)
-        yield times
 
-    def _healthy(self) -> int:
+class ServerMetrics(Collector):
+    """Everything behind ``/metrics`` of a server with one engine, in a registry of its own; see
+    ``serve.context.Metrics``.
+
+    Args:
+        model: value of the label ``model_name``.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, client: EngineClient, config: EngineConfig, model: str) -> None:
+        self._client = client
+        self._model = ModelMetrics(config, client.limits.max_model_len, model, self._engines, ENGINE)
+        self._http = HttpMetrics()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def started(self, call: Call) -> CallTimes:
+        return self._model.started(call)
+
+    def http_answer(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._http.answered(method, route, status, seconds)
+
+    def expose(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: names are not known before the first scrape."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._model.families()
+        yield from self._http.families()
+
+    def _engines(self) -> Mapping[str, EngineState]:
+        return {ENGINE: EngineState(self._client.snapshot(), self._healthy())}
+
+    def _healthy(self) -> bool:
         try:
             self._client.check_health()
         except EngineDeadError:
-            return 0
-        return 1
+            return False
+        return True
 
 
 _HELP = {
     "num_requests_running": "Sequences that run.",
     "num_requests_waiting": "Sequences that wait.",
+    "num_requests_fetching": "Sequences whose blocks another engine computes; they count as waiting.",
     "num_requests_waiting_tokens": "Prompt tokens of sequences that wait.",
     "kv_cache_usage_perc": "Share of the KV blocks that sequences hold, 0 to 1; blocks that are only cached are free.",
     "engine_healthy": "1 while the engine works.",
@@ -216,6 +271,15 @@ _HELP = {
     "steps": "Steps of the engine.",
     "step_host_seconds": "Time of the host in steps: schedule, build, dispatch, commit.",
     "step_device_seconds": "Time of the device in steps, as far as the host can see.",
+    "kv_sent_bytes": "Bytes of KV blocks sent to other engines.",
+    "kv_received_bytes": "Bytes of KV blocks that came from other engines.",
+    "kv_sent_blocks": "KV blocks sent to other engines, each with all layers of its group.",
+    "kv_received_blocks": "KV blocks that came from other engines.",
+    "kv_fetches": "Prompts that other engines were asked for.",
+    "kv_fetch_failures": "Prompts that other engines were asked for and that were computed here after all.",
+    "kv_fetch_seconds": "Time from asking for the blocks of a prompt to the end, of all that ended.",
+    "kv_jobs": "Prompts that other engines asked for.",
+    "kv_job_failures": "Prompts that other engines asked for and that failed, or that nobody wanted any more.",
     "compilations": "Programs compiled after warm-up; there should be none.",
     "time_to_first_token_seconds": "From the arrival of a call to the first token of a request.",
     "inter_token_latency_seconds": "Between two tokens of a choice.",

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 
@@ -28,8 +28,10 @@ from serve.process.client import EngineStartError, ProcessClient
 
 if TYPE_CHECKING:
     from jaxinfer.engine.build import Engine
+    from jaxinfer.engine.thread_client import ThreadClient
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 BACKLOG = 2048
 MAX_FILES = 65536
@@ -154,9 +156,7 @@ class Lifecycle:
 
     async def _start(self) -> EngineClient:
         with startup_bar() as report:
-            if self._config.server.engine == "process":
-                return await ProcessClient.start(self._config, report, self._source.command)
-            return await _in_thread(lambda: _thread_client(self._source.build, self._config, report))
+            return await start_client(self._config, self._source, report)
 
     async def _serve(self, client: EngineClient) -> None:
         server = self._server = _Server(create_app(client, self._config), self._announce)
@@ -285,18 +285,32 @@ def default_source() -> EngineSource:
     return EngineSource(ENGINE_COMMAND, build)
 
 
+async def start_client(
+    config: EngineConfig, source: EngineSource, report: Progress
+) -> "ProcessClient | ThreadClient":
+    """Starts the engine where ``server.engine`` says.
+
+    Raises:
+        ConfigError, CheckpointError, ValueError: the configuration or the model is wrong.
+        EngineStartError: the engine process could not build its engine.
+    """
+    if config.server.engine == "process":
+        return await ProcessClient.start(config, report, source.command)
+    return await _in_thread(lambda: _thread_client(source.build, config, report))
+
+
 def _thread_client(
     build: Callable[[EngineConfig, Progress], "Engine"], config: EngineConfig, report: Progress
-) -> EngineClient:
+) -> "ThreadClient":
     # Imported here, as an API process has no use for JAX when the engine has a process of its own.
     from jaxinfer.engine.thread_client import ThreadClient
 
     return ThreadClient(build(config, report))
 
 
-async def _in_thread(function: Callable[[], EngineClient]) -> EngineClient:
+async def _in_thread(function: Callable[[], T]) -> T:
     """Runs a function on a daemon thread, which a process that is stopped meanwhile leaves behind."""
-    result: Future[EngineClient] = Future()
+    result: Future[T] = Future()
 
     def work() -> None:
         try:

@@ -49,7 +49,7 @@ class Layout:
         )
 
     def place(self, array: np.ndarray, axes: tuple[Axis, ...]) -> jax.Array:
-        """Puts a host array on the devices, each share straight onto its own.
+        """Puts a host array on the devices, each share straight onto its own; a process does so for its own devices.
 
         The result has the shares one behind the other. It may be larger than the array: repeated items are there
         several times, and shares that are too short are filled with zeros.
@@ -60,6 +60,7 @@ class Layout:
         blocks = [
             jax.device_put(self.rules.block(array, axes, position), SingleDeviceSharding(device))
             for device, position in self._positions()
+            if device.process_index == jax.process_index()
         ]
         return jax.make_array_from_single_device_arrays(
             shape, NamedSharding(self.mesh, self.rules.spec(axes)), blocks

@@ -38,9 +38,13 @@ def make_layout(devices: Sequence[jax.Device], tensor: int, expert: int) -> Layo
 
 
 def make_layouts(
-    devices: Sequence[jax.Device], tensor: int, expert: int, pipeline: int
+    devices: Sequence[jax.Device], tensor: int, expert: int, pipeline: int, committed: bool = False
 ) -> tuple[Layout, ...]:
     """The layout of each stage of a pipeline, over ``tensor * expert`` devices that follow each other.
+
+    Args:
+        committed: arrays belong to their device even if there is only one. Where some arrays do so, as those that come
+            from another process, all have to: what was compiled for others is compiled again for them.
 
     Raises:
         ValueError: there are fewer devices.
@@ -52,7 +56,7 @@ def make_layouts(
             f"parallel.tensor x parallel.expert x parallel.pipeline is {tensor} x {expert} x {pipeline} = {wanted}, "
             f"but there are {len(devices)} devices of platform {devices[0].platform!r}"
         )
-    if wanted == 1:
+    if wanted == 1 and not committed:
         return (ONE_DEVICE,)
     grid = np.array(devices[:wanted]).reshape(pipeline, expert, tensor)
     rules = axis_rules(tensor, expert)

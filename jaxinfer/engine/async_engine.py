@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.config_hosts import need_one_process
 from jaxinfer.engine.assembly import OutputAssembler
 from jaxinfer.engine.build import Engine, build_engine
 from jaxinfer.engine.client import EngineDeadError, EngineRequest
@@ -37,7 +38,9 @@ class AsyncEngine:
         What the process holds by then is taken out of the garbage collector's sight: it lives as long as the
         engine, and a full collection that walks over it stops the loop for 0.2 s.
         """
-        engine = build_engine(EngineConfig.load(config, overrides))
+        settings = EngineConfig.load(config, overrides)
+        need_one_process(settings.hosts, "AsyncEngine")
+        engine = build_engine(settings)
         gc.collect()
         gc.freeze()
         return cls(engine)

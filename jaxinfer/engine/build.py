@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import jax
 
@@ -27,9 +28,14 @@ from jaxinfer.engine.model_setup import (
     size_cache,
 )
 from jaxinfer.engine.pipeline_setup import load_stages, make_pipeline, size_stages, stage_setups
+from jaxinfer.engine.remote_kv import BlockWriter
+from jaxinfer.engine.remote_setup import add_remote, block_transfers, make_connector
 from jaxinfer.engine.stop import StopConditions
+from jaxinfer.hosts.gang import ALONE, Gang, join
+from jaxinfer.hosts.identity import model_facts
 from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import KVCacheManager
+from jaxinfer.kv_transfer.connector import KVConnector
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.observability.compilation import CompilationMonitor, use_compilation_cache
 from jaxinfer.runner.device_sampler import DeviceSampler
@@ -39,6 +45,7 @@ from jaxinfer.runner.pipeline_runner import PipelineRunner
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
 from jaxinfer.runner.protocol import Runner
 from jaxinfer.runner.timing import ProgramSeconds
+from jaxinfer.scheduler.fetching import FetchPolicy
 from jaxinfer.scheduler.scheduler import Scheduler
 from jaxinfer.speculative.build import find_drafter, make_speculation, typical_of
 from jaxinfer.speculative.drafter import DeviceDrafter
@@ -65,6 +72,7 @@ class Engine:
         sampling_defaults: fields of ``SamplingParams`` that the model's ``generation_config.json`` recommends, for
             front ends whose users expect them.
         text_path: where tokenizer and chat template came from; None without a tokenizer.
+        gang: the processes that compute it.
     """
 
     config: EngineConfig
@@ -79,26 +87,42 @@ class Engine:
     grammars: GrammarCompiler | None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     text_path: Path | None = None
+    gang: Gang = ALONE
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
     """Loads the model, sizes and allocates the KV cache, and warms the programs up.
+
+    One of several processes waits for the others and keeps step with them; if it fails, they end too.
 
     Raises:
         CheckpointError, TokenizerError, ValueError: what is wrong with model or configuration.
     """
     find_drafter(config.speculative.drafter)  # a wrong name is told before the model is read
     use_compilation_cache(config.compile.cache_dir)
+    gang = join(config)
+    try:
+        return _build(config, gang, progress)
+    except Exception as error:
+        gang.part(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _build(config: EngineConfig, gang: Gang, progress: Progress | None) -> Engine:
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     setup = set_up_model(config, cuts_of=cuts_of(config))
+    if gang is not ALONE:
+        dtypes = f"{setup.dtype}, {setup.stored_dtype}"
+        gang.agree("model", model_facts(setup.model, setup.files.source, setup.plan, dtypes))
     text_path = _text_path(config, setup.files)
     load = _load if len(setup.layouts) == 1 else _load_pipeline
     with ThreadPoolExecutor(1, thread_name_prefix="text") as reader:
         reading = reader.submit(load_text, text_path)
-        loaded = load(config, setup, lambda: reading.result()[0], progress)
+        loaded = load(config, setup, lambda: reading.result()[0], gang, progress)
     tokenizer, chat_template = reading.result()
-    return assemble(
+    connector = make_connector(config, setup)
+    engine = assemble(
         config,
         loaded.runner,
         setup.plan,
@@ -114,7 +138,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         progress=progress,
         sampling_defaults=sampling_defaults(setup.files.generation_config),
         text_path=text_path,
+        gang=gang,
+        connector=connector,
     )
+    if engine.core.remote is not None:
+        engine.core.remote.connect()
+    return engine
 
 
 @dataclass(frozen=True)
@@ -132,7 +161,11 @@ class _Loaded:
 
 
 def _load(
-    config: EngineConfig, setup: ModelSetup, text: Callable[[], Tokenizer | None], progress: Progress | None
+    config: EngineConfig,
+    setup: ModelSetup,
+    text: Callable[[], Tokenizer | None],
+    gang: Gang,
+    progress: Progress | None,
 ) -> _Loaded:
     """A model whose layers are all on the same devices.
 
@@ -153,14 +186,15 @@ def _load(
         num_blocks: tuple[int, ...] = ()
         kv_cache: KVCache | None = None
         if (config.cache.num_blocks or config.cache.memory) is not None:
-            num_blocks = size_cache(config, setup, more)
+            num_blocks = gang.least("KV blocks", size_cache(config, setup, more))
             kv_cache = allocate_cache(config, setup, num_blocks)
         params = reading.result()
         draft_params = None if reading_draft is None else reading_draft.result()
     if kv_cache is None:
         # A cache that takes what is left has to wait for the weights.
-        num_blocks = size_cache(config, setup, more)
+        num_blocks = gang.least("KV blocks", size_cache(config, setup, more))
         kv_cache = allocate_cache(config, setup, num_blocks)
+    gang.agree("weights", {})  # no sum over devices waits for one that still reads
     builder = BatchBuilder(setup.plan)
     programs = ModelPrograms(setup.parts, params, functions)
     drafter = None
@@ -176,14 +210,20 @@ def _load(
         dtype=setup.dtype,
         follower=drafter,
         layout=setup.layout,
+        transfers=block_transfers(config, setup),
     )
     return _Loaded(runner, num_blocks, builder, drafter)
 
 
 def _load_pipeline(
-    config: EngineConfig, setup: ModelSetup, text: Callable[[], Tokenizer | None], progress: Progress | None
+    config: EngineConfig,
+    setup: ModelSetup,
+    text: Callable[[], Tokenizer | None],
+    gang: Gang,
+    progress: Progress | None,
 ) -> _Loaded:
     """A model whose layers are spread over stages."""
+    assert gang is ALONE, "stages belong to one process"
     stages = stage_setups(setup)
     load_stages(setup, stages, progress)
     num_blocks = size_stages(config, setup, stages)
@@ -220,10 +260,13 @@ def assemble(
     progress: Progress | None = None,
     sampling_defaults: Mapping[str, float] | None = None,
     text_path: Path | None = None,
+    gang: Gang = ALONE,
+    connector: KVConnector | None = None,
 ) -> Engine:
     """Puts scheduler, block pool, builder and core around a runner; tests call it with theirs.
 
     Args:
+        connector: to other engines; the runner is a ``BlockWriter`` then. It is not started.
         builder: if the drafter shares it.
         drafter: one that computes K and V of its own; absent: the one that the configuration names.
     """
@@ -243,7 +286,7 @@ def assemble(
     limits = Limits(
         vocab_size, max_model_len, kv.max_tokens(chunk), num_blocks[0] - 1, config.cache.block_size
     )
-    scheduler = Scheduler(config.scheduler, kv)
+    scheduler = Scheduler(config.scheduler, kv, _fetch_policy(config, connector))
     speculation = make_speculation(
         config.speculative,
         max_model_len,
@@ -255,7 +298,7 @@ def assemble(
     core = EngineCore(
         scheduler,
         builder,
-        runner,
+        gang.leader(runner, plan),
         StopConditions(eos_token_ids),
         tokenizer,
         compilations,
@@ -269,6 +312,8 @@ def assemble(
     inputs = InputProcessor(
         tokenizer, limits, len(windows), eos_token_ids, grammars, config.structured.jump_ahead
     )
+    if connector is not None:
+        add_remote(core, connector, cast(BlockWriter, runner), inputs)
     return Engine(
         config,
         core,
@@ -282,7 +327,15 @@ def assemble(
         grammars,
         sampling_defaults or {},
         text_path,
+        gang,
     )
+
+
+def _fetch_policy(config: EngineConfig, connector: KVConnector | None) -> FetchPolicy | None:
+    settings = config.disaggregation
+    if connector is None or not settings.decodes:
+        return None
+    return FetchPolicy(settings.min_tokens, settings.max_fetches, lambda: connector.available)
 
 
 def _compile_first(setup: ModelSetup, sampler: DeviceSampler) -> StepFunctions:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxinfer.batch.builder import BatchBuilder, StepArrays
 from jaxinfer.engine.deltas import OutputDelta
+from jaxinfer.engine.remote_kv import RemoteKV
 from jaxinfer.engine.sequence_output import SequenceOutput
 from jaxinfer.engine.stop import StopConditions
 from jaxinfer.kv_cache.manager import SlotMove
@@ -83,10 +84,18 @@ class EngineCore:
         self._requests: dict[str, list[Sequence]] = {}
         self._outputs: dict[Sequence, SequenceOutput] = {}
         self._ready: list[OutputDelta] = []
+        self._stuck = False
+        self.remote: RemoteKV | None = None
+        """Set if other engines compute prompts for this one, or the other way round."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._in_flight) or bool(self._ready)
+        """Whether a step would do something. Sequences whose blocks are on their way from another engine, and those
+        that wait for room that these hold, have to wait for news."""
+        if self.remote is not None and self.remote.has_news:
+            return True
+        waits = self.scheduler.has_work and not self._stuck
+        return waits or bool(self._in_flight) or bool(self._ready)
 
     @property
     def num_requests(self) -> int:
@@ -112,13 +121,16 @@ class EngineCore:
             self.stats.requests_rejected += len(requests)
             raise
         self._requests |= requests
+        self._stuck = False
         for seq in sequences:
             self._outputs[seq] = SequenceOutput(seq, self._tokenizer)
+            seq.may_fetch = self.remote is not None and self.remote.may_fetch(seq)
         for choices in requests.values():
             self.stats.admitted(choices[0].num_prompt)
 
     def abort(self, request_id: str) -> None:
         """Ends a request in whatever state it is; unknown and finished ones are ignored."""
+        self._stuck = False
         for seq in self._requests.get(request_id, []):
             if seq.status is not Status.FINISHED:
                 self._end(seq, FinishReason.ABORT)
@@ -130,6 +142,9 @@ class EngineCore:
         if drafting and self._speculation is not None:
             self._speculation.draft(self._idle())
         plan = self.scheduler.schedule(self._busy(), self._batches)
+        if self.remote is not None:
+            plan = self.remote.scheduled(plan)
+        self._stuck = plan is None and not self._in_flight and self.scheduler.waits_for_blocks
         if plan is not None:
             arrays = self._builder.build(plan)
             self._note_dispatch(plan, arrays.token_bucket)
@@ -388,7 +403,8 @@ class EngineCore:
             self._speculation.forget(seq)
         output = self._outputs.pop(seq)
         output.finish()
-        self._ready.append(output.take(error))
+        if self.remote is None or not self.remote.ended(seq, reason, error):
+            self._ready.append(output.take(error))
         self.stats.finished_by_reason[reason] += 1
         request_id = seq.request.request_id
         if all(s.status is Status.FINISHED for s in self._requests[request_id]):
@@ -402,6 +418,8 @@ class EngineCore:
         assert live == set(self._outputs), "an output belongs to no live sequence, or a sequence has none"
         requests = {seq.request.request_id for seq in live}
         assert requests == set(self._requests), "the request table differs from the live sequences"
+        if self.remote is not None:
+            self.remote.check_integrity()
 
 
 def _is_next(row: ScheduledRow) -> bool:

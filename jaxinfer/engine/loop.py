@@ -58,6 +58,8 @@ class EngineLoop:
 
     def start(self) -> None:
         self._thread.start()
+        if self._core.remote is not None:
+            self._core.remote.start(self.call)
 
     @property
     def idle(self) -> bool:
@@ -140,4 +142,6 @@ class EngineLoop:
             command = self._commands.get()
             if command is not None and command.future.set_running_or_notify_cancel():
                 command.future.set_exception(EngineDeadError(str(error)))
+        if self._core.remote is not None:
+            self._core.remote.close()
         self._ended(error)

@@ -114,7 +114,7 @@ def _form(structs: tuple[Struct, ...]) -> Hashable:
 
 def _free_memory(reserved: int, num_devices: int) -> int:
     """Bytes that the cache may take on a device: what is free now, less what the programs need."""
-    stats = jax.devices()[0].memory_stats()
+    stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         free = stats["bytes_limit"] * (1 - MARGIN) - stats["bytes_in_use"] - reserved
     else:

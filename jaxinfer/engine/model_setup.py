@@ -33,6 +33,7 @@ from pallas_kernels.precision import compute_dtype
 from pallas_kernels.select import select_ops
 from sharding.layout import Layout
 from sharding.mesh import make_layouts
+from sharding.processes import shared_devices
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total): called during long parts of the start."""
@@ -114,7 +115,9 @@ def set_up_model(
             few devices, or they cannot share it.
     """
     parallel = config.parallel
-    layouts = make_layouts(jax.devices(), parallel.tensor, parallel.expert, parallel.pipeline)
+    pulls = config.disaggregation.decodes and config.disaggregation.transport == "jax"
+    devices = shared_devices(parallel.num_devices)
+    layouts = make_layouts(devices, parallel.tensor, parallel.expert, parallel.pipeline, committed=pulls)
     files = open_model(resolve_reference(config.model.reference, config.model.sha256))
     model = parse_config(files.config)
     max_model_len = config.model.max_model_len or min(model.max_position, longest or model.max_position)
@@ -123,7 +126,10 @@ def set_up_model(
             f"model.max_model_len is {max_model_len}, but the model supports {model.max_position} tokens"
         )
     ops = select_ops(
-        config.kernel.backend, jax.default_backend(), config.kernel.strict, _gpu_generation(jax.devices()[0])
+        config.kernel.backend,
+        jax.default_backend(),
+        config.kernel.strict,
+        _gpu_generation(jax.local_devices()[0]),
     )
     stored = parallel.num_devices == 1 and _keep_stored(config, ops)
     if config.model.activations == "int8":

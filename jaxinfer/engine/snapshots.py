@@ -1,11 +1,12 @@
 """Snapshots of a running engine."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.kv_cache.manager import KVCacheManager
 from jaxinfer.observability.compilation import CompilationMonitor
-from jaxinfer.observability.snapshot import EngineSnapshot, StepRecord
+from jaxinfer.observability.snapshot import EngineSnapshot, StepRecord, TransferStats
 
 FREE, CACHED, HELD, SHARED = range(4)
 """Owners of a block in ``EngineSnapshot.block_owners``."""
@@ -25,7 +26,8 @@ def take_snapshot(
     num_blocks = sum(pool.num_usable for pool in pools)
     return EngineSnapshot(
         running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
+        waiting=len(scheduler.waiting) + len(scheduler.fetches.fetching),
+        fetching=len(scheduler.fetches.fetching),
         waiting_tokens=scheduler.waiting.num_prompt_tokens,
         num_blocks=num_blocks,
         used_blocks=num_blocks - sum(pool.num_free for pool in pools),
@@ -49,6 +51,7 @@ def take_snapshot(
         step_device_seconds=stats.device_seconds,
         compilations=compilations.count,
         steps_by_tokens=tuple(stats.steps_by_tokens),
+        transfers=TransferStats() if core.remote is None else replace(core.remote.stats),
         steps=tuple(stats.records) if steps is None else tuple(steps),
     )
 

@@ -19,7 +19,8 @@ class _Entry:
     Attributes:
         key: its id in the core. It is never used twice, so that late news of a request that was left cannot reach
             another one to which the user gave the same id.
-        open: choices without a last delta.
+        choices: how many it has; those in ``open`` have no last delta yet.
+        began_at: the stream's take number when its first news came; None before.
         buffered: tokens and log-probabilities that came after the turn in which the reader was woken, as of the
             stream's take number ``taken``.
     """
@@ -27,7 +28,9 @@ class _Entry:
     key: str
     request_id: str
     stream: "Stream"
+    choices: int
     open: set[int]
+    began_at: int | None = None
     buffered: int = 0
     taken: int = 0
 
@@ -138,7 +141,7 @@ class StreamTable:
         for request in requests:
             key = f"{request.request_id}#{next(self._count)}"
             choices = 1 if request.pooling is not None else request.params.n
-            entry = _Entry(key, request.request_id, stream, set(range(choices)))
+            entry = _Entry(key, request.request_id, stream, choices, set(range(choices)))
             self._entries[key] = stream._entries[key] = entry
             self._keys[request.request_id] = key
         return stream
@@ -153,6 +156,8 @@ class StreamTable:
             if entry is None:
                 continue
             delta.request_id = entry.request_id
+            if entry.began_at is None:
+                entry.began_at = entry.stream._takes
             if delta.finish_reason is not None:
                 entry.open.discard(delta.index)
                 if not entry.open:
@@ -163,6 +168,17 @@ class StreamTable:
                 overfull[entry.key] = entry
         if overfull:
             self._cut_off([entry for entry in overfull.values() if entry.open])
+
+    def recall(self, key: str) -> bool:
+        """Takes all news of a request in flight back, as if there had been none; does nothing, and returns False, if
+        its reader has some of them."""
+        entry = self._entries.get(key)
+        if entry is None or entry.began_at not in (None, entry.stream._takes):
+            return False
+        stream = entry.stream
+        stream._pending = [delta for delta in stream._pending if delta.request_id != entry.request_id]
+        entry.open, entry.began_at, entry.buffered = set(range(entry.choices)), None, 0
+        return True
 
     def leave(self, stream: Stream) -> None:
         """Aborts what a stream's reader leaves behind; nothing if all of it is finished."""

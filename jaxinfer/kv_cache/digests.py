@@ -39,3 +39,17 @@ def block_digest(parent: bytes, token_ids: Sequence[int]) -> bytes:
     if any(isinstance(token, bool) for token in token_ids):
         raise TypeError("token ids must be integers, not bool")
     return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+def prompt_root(cache_salt: str | None) -> bytes:
+    """The root of a request's chain."""
+    return root_digest({"salt": cache_salt})
+
+
+def prefix_digests(token_ids: Sequence[int], block_size: int, cache_salt: str | None = None) -> list[bytes]:
+    """Digests of all full blocks of a prompt, the first one first: the keys under which prefix caches know them."""
+    digests, parent = [], prompt_root(cache_salt)
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = block_digest(parent, token_ids[start : start + block_size])
+        digests.append(parent)
+    return digests

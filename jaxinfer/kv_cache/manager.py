@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxinfer.kv_cache.block_pool import BlockPool
-from jaxinfer.kv_cache.digests import block_digest, root_digest
+from jaxinfer.kv_cache.digests import block_digest, prompt_root
 from jaxinfer.kv_cache.prefix_cache import CachedBlock, PrefixCache
 from jaxinfer.request import Sequence
 
@@ -153,6 +153,41 @@ class KVCacheManager:
         seq.num_filed = min(len(table) for table in hit.tables)
         return copies
 
+    def admit_remote(
+        self, seq: Sequence, hit: PrefixHit, num_tokens: int, reserve_tokens: int
+    ) -> tuple[range, ...] | None:
+        """As ``admit``, for full blocks that another engine computes: those that the token behind them can see.
+
+        Args:
+            hit: its part that lies inside a block is of no use here.
+            num_tokens: of full blocks, the hit included.
+
+        Returns:
+            Numbers of the missing blocks in each group's table, or None if the blocks are not there.
+        """
+        assert not any(seq.tables), "an admitted sequence holds no blocks"
+        count = num_tokens // self.block_size
+        missing: list[range] = []
+        kept: list[list[int]] = []
+        for group, pool in enumerate(self.pools):
+            held, first = hit.tables[group], self._first_visible(group, num_tokens)
+            kept.append([block if index >= first else 0 for index, block in enumerate(held)])
+            missing.append(range(max(len(held), first), count))
+            in_queue = sum(1 for block in kept[group] if block and pool.is_free(block))
+            rest = self.blocks_for(reserve_tokens) - count if self.windows[group] is None else 0
+            if len(missing[group]) + rest > pool.num_free - in_queue:
+                return None
+        for group, pool in enumerate(self.pools):
+            pool.share(kept[group])
+            before = [0] * (missing[group].start - len(kept[group]))
+            seq.tables[group] = kept[group] + before + self._take(group, len(missing[group]))
+        seq.num_filed = min(len(table) for table in hit.tables)
+        return tuple(missing)
+
+    def chain_digest(self, seq: Sequence, num_blocks: int) -> bytes:
+        """Names the content of the first full blocks of a sequence, in the prefix cache of any engine."""
+        return self._digest(seq, num_blocks - 1)
+
     def capacity(self, seq: Sequence) -> int:
         """Tokens that a sequence has blocks for."""
         return min(map(len, seq.tables)) * self.block_size
@@ -260,7 +295,7 @@ class KVCacheManager:
     def _digest(self, seq: Sequence, index: int) -> bytes:
         """Digest of full block ``index``; -1 is the root."""
         if not seq.digests:
-            seq.digests.append(root_digest({"salt": seq.request.cache_salt}))
+            seq.digests.append(prompt_root(seq.request.cache_salt))
         while len(seq.digests) <= index + 1:
             start = (len(seq.digests) - 1) * self.block_size
             ids = seq.token_ids(start, start + self.block_size)

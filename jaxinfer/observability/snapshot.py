@@ -40,12 +40,35 @@ class StepRecord:
     interval: float = 0.0
 
 
+@dataclass
+class TransferStats:
+    """Blocks of K and V that came from other engines and went to them, since start.
+
+    Attributes:
+        sent_bytes, received_bytes: of content, as it travels.
+        sent_blocks, received_blocks: blocks of a KV group, with all its layers.
+        fetches, fetches_failed: prompts that other engines were asked for, and those that were computed here after all.
+        fetch_seconds: from asking to the end, of all that ended.
+        jobs, jobs_failed: prompts that other engines asked for; those that failed or that nobody wanted any more.
+    """
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    sent_blocks: int = 0
+    received_blocks: int = 0
+    fetches: int = 0
+    fetches_failed: int = 0
+    fetch_seconds: float = 0.0
+    jobs: int = 0
+    jobs_failed: int = 0
+
+
 @dataclass(frozen=True)
 class EngineSnapshot:
     """Counters never fall. Gauges are true when the snapshot is taken.
 
     Attributes:
-        running, waiting: sequences.
+        running, waiting: sequences; ``fetching`` of the waiting ones wait for blocks of another engine.
         waiting_tokens: prompt tokens of waiting sequences.
         num_blocks, used_blocks, cached_blocks: usable blocks, those held by sequences, and those that are free but
             hold a cached prefix; over all KV groups.
@@ -59,6 +82,7 @@ class EngineSnapshot:
         compilations: programs compiled after warm-up.
         steps_by_tokens: dispatched steps by their number of tokens: at most the bound in ``STEP_TOKENS``, and above the
             one before it; last those above all bounds.
+        transfers: between engines.
         steps: newest records, oldest first.
         block_owners: one entry per block of the first KV group for the pool map: 0 free, 1 cached only, 2 held by one
             sequence, 3 shared. Empty unless asked for.
@@ -66,6 +90,7 @@ class EngineSnapshot:
 
     running: int = 0
     waiting: int = 0
+    fetching: int = 0
     waiting_tokens: int = 0
     num_blocks: int = 0
     used_blocks: int = 0
@@ -89,5 +114,6 @@ class EngineSnapshot:
     step_device_seconds: float = 0.0
     compilations: int = 0
     steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
+    transfers: TransferStats = field(default_factory=TransferStats)
     steps: tuple[StepRecord, ...] = ()
     block_owners: tuple[int, ...] = ()

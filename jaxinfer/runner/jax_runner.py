@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,14 @@ from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
 from jaxinfer.runner.block_copies import copy_blocks, move_slots
+from jaxinfer.runner.block_transfers import BlockTransfers, replaced
 from jaxinfer.runner.device_sampler import DeviceSampler, admissions
 from jaxinfer.runner.follower import Follower, TargetStep
 from jaxinfer.runner.programs import ModelPrograms
 from jaxinfer.runner.protocol import Masks
 from jaxinfer.runner.step_tail import JaxHandle, StepTail
 from jaxinfer.runner.timing import ProgramSeconds
-from jaxinfer.scheduler.plan import StepPlan
+from jaxinfer.scheduler.plan import BlockRead, StepPlan
 from sharding.layout import ONE_DEVICE, WHOLE, Layout
 
 
@@ -43,13 +45,18 @@ class JaxRunner:
         dtype: jnp.dtype,
         follower: Follower | None = None,
         layout: Layout = ONE_DEVICE,
+        transfers: BlockTransfers | None = None,
     ) -> None:
+        """Args:
+        transfers: set if blocks leave the device or come to it, for other engines.
+        """
         self._programs = programs
         self._kv_cache = kv_cache
         self._plan = plan
         self._sampler = sampler
         self._tail = StepTail(programs, sampler)
         self._follower = follower
+        self._transfers = transfers
         hidden = (plan.token_buckets[-1], hidden_size)
         self._hidden = layout.make(lambda: jnp.zeros(hidden, dtype), WHOLE)
 
@@ -65,7 +72,7 @@ class JaxRunner:
         self._sampler.prepare(admissions(plan))
         if plan.copies:
             self._copy(plan.copies)
-        self._backbone(arrays)
+        self._backbone(arrays, plan.reads)
         if self._follower is not None:
             self._follower.follow(TargetStep(plan, arrays, self._sampler.newest_W, self._hidden))
         slots = self._sampler.slots(arrays)
@@ -75,6 +82,15 @@ class JaxRunner:
         self._move(moves)
         if self._follower is not None:
             self._follower.move(moves)
+
+    def write_blocks(
+        self, group: int, layers: tuple[int, ...], blocks: Sequence[int], contents: tuple[Any, ...]
+    ) -> None:
+        """See ``BlockWriter``."""
+        assert self._transfers is not None, "this runner was not made to take blocks of other engines"
+        part = tuple(self._kv_cache[layer] for layer in layers)
+        part = self._transfers.put(part, layers, blocks, contents)
+        self._kv_cache = replaced(self._kv_cache, layers, part)
 
     def warm_up(self, builder: BatchBuilder, progress: Callable[[int, int], None] | None = None) -> None:
         """Runs every program of the plan once, on padding.
@@ -92,6 +108,9 @@ class JaxRunner:
             runs.append(lambda: self._move((SlotMove(0, 0, 0),)))
         if self._follower is not None:
             runs += self._follower.warm_ups(builder)
+        if self._transfers is not None:
+            warm_ups = self._transfers.warm_ups(self._kv_cache, self._programs.first_layers)
+            runs += [partial(self._with_cache, run) for run in warm_ups]
         for done, run in enumerate(runs, start=1):
             run()
             if progress is not None:
@@ -119,7 +138,15 @@ class JaxRunner:
         jax.block_until_ready((self._hidden, self._sampler.newest_W))
         return time.perf_counter() - started
 
-    def _backbone(self, arrays: StepArrays) -> None:
+    def _with_cache(self, run: Callable[[KVCache], KVCache]) -> None:
+        self._kv_cache = run(self._kv_cache)
+
+    def _backbone(self, arrays: StepArrays, reads: tuple[BlockRead, ...] = ()) -> None:
+        def computed(first: int, part: KVCache) -> None:
+            assert self._transfers is not None, "this runner was not made to give blocks to other engines"
+            for read in reads:
+                self._transfers.take(read, first, part)
+
         self._kv_cache, self._hidden = self._programs.backbone(
             self._kv_cache,
             self._hidden,
@@ -127,6 +154,7 @@ class JaxRunner:
             arrays.packed,
             arrays.token_bucket,
             None if self._follower is None else self._follower.capture,
+            computed if reads else None,
         )
 
     def _logits(self, index_P: np.ndarray) -> jax.Array:

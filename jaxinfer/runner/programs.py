@@ -108,18 +108,20 @@ class ModelPrograms:
         packed: np.ndarray,
         token_bucket: int,
         capture: Callable[[int, jax.Array], None] | None = None,
+        computed: Callable[[int, KVCache], None] | None = None,
     ) -> tuple[KVCache, jax.Array]:
         """Runs all layers of a step.
 
         Args:
             capture: called with the first layer of each segment and what goes into it, which the segment overwrites.
+            computed: called with the first layer of each segment and its part of the cache, when it was dispatched.
 
         Returns:
             The cache, and the buffer whose first T rows are the step's hidden states before the final norm. The
             buffer has one size for all T, so head programs do not depend on T.
         """
         x_TD, ropes, batch = self.embed(newest_W, packed, token_bucket)
-        kv_cache, x_TD = self.layers(kv_cache, x_TD, ropes, batch, capture)
+        kv_cache, x_TD = self.layers(kv_cache, x_TD, ropes, batch, capture, computed)
         return kv_cache, self.store(hidden_XD, x_TD)
 
     def embed(
@@ -139,6 +141,7 @@ class ModelPrograms:
         ropes: Ropes,
         batch: ForwardBatch,
         capture: Callable[[int, jax.Array], None] | None = None,
+        computed: Callable[[int, KVCache], None] | None = None,
     ) -> tuple[KVCache, jax.Array]:
         """All layers that are here; see ``backbone``."""
         new_cache = list(kv_cache)
@@ -148,11 +151,18 @@ class ModelPrograms:
             part = kv_cache[segment.first : segment.stop]
             x_TD, part = segment.run(segment.leaves, part, x_TD, ropes, batch)
             new_cache[segment.first : segment.stop] = part
+            if computed is not None:
+                computed(segment.first, part)
         return tuple(new_cache), x_TD
 
     def store(self, hidden_XD: jax.Array, x_TD: jax.Array) -> jax.Array:
         """The buffer, which is donated, with the hidden states of a step in its first rows."""
         return self._functions.store(hidden_XD, x_TD)
+
+    @property
+    def first_layers(self) -> list[int]:
+        """First layer of each segment."""
+        return [segment.first for segment in self._segments]
 
     @property
     def embed_leaves(self) -> Leaves:

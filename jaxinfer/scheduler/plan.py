@@ -1,8 +1,9 @@
 """The result of scheduling: what the next step computes."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxinfer.drafts import NO_DRAFTS, Drafts
 from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
@@ -36,6 +37,23 @@ class ScheduledRow(NamedTuple):
         return 1 + len(self.drafts) if self.samples else 0
 
 
+TakeContent = Callable[[tuple[int, ...], int, tuple[Any, ...]], None]
+"""(layers, index of the first block, K and V of each layer ``[C, K, S, h]``): device arrays, still being computed."""
+
+
+@dataclass(frozen=True)
+class BlockRead:
+    """Blocks of a group whose content is wanted as soon as the step has computed it, for another engine.
+
+    Attributes:
+        take: called by the runner while it dispatches, once for each part; it must not wait.
+    """
+
+    group: int
+    blocks: tuple[int, ...]
+    take: TakeContent
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """One step.
@@ -45,12 +63,14 @@ class StepPlan:
         admitted: sequences that took a batch slot in this pass; their slots' sampler state must be set.
         copies: blocks to copy before anything is written.
         preempted: number of sequences that lost their blocks since the last plan.
+        reads: blocks that leave the device behind the step.
     """
 
     rows: tuple[ScheduledRow, ...]
     admitted: tuple[Sequence, ...]
     copies: tuple[BlockCopy, ...]
     preempted: int
+    reads: tuple[BlockRead, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -5,8 +5,9 @@ from collections.abc import Container, Iterable
 
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.drafts import NO_DRAFTS, Drafts
-from jaxinfer.kv_cache.manager import BlockCopy, KVCacheManager
+from jaxinfer.kv_cache.manager import BlockCopy, KVCacheManager, PrefixHit
 from jaxinfer.request import FinishReason, QueueFullError, RequestError, Sequence, Status
+from jaxinfer.scheduler.fetching import Fetches, FetchPolicy
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 from jaxinfer.scheduler.queue import WaitingQueue
 
@@ -17,14 +18,18 @@ class Scheduler:
     Everything is "compute the next n tokens of a sequence": prefill, chunks, decode, prefix hits, recompute after a
     preemption. The most urgent sequences are planned first, so the most urgent one always makes progress and the
     least urgent is the one that loses its blocks when there are too few.
+
+    Args:
+        fetch: when another engine computes a prompt; None: never.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, fetch: FetchPolicy | None = None) -> None:
         self.config = config
         self.kv = kv
         self.waiting = WaitingQueue(config.policy == "priority")
         self.running: list[Sequence] = []
         """Sorted, most urgent first."""
+        self.fetches = Fetches(fetch, kv, self.waiting.key)
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._pass = _Pass(0)
         self._unreported_preemptions = 0
@@ -65,6 +70,10 @@ class Scheduler:
             return
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
+            self.kv.release(seq)
+        elif seq.status is Status.FETCHING:
+            self.fetches.drop(seq)
+            self.kv.release(seq)
         else:
             self._leave(seq)
             self.running.remove(seq)
@@ -72,12 +81,35 @@ class Scheduler:
         seq.finish_reason = reason
         seq.stop_reason = stop_reason
 
+    def fetched(self, seq: Sequence, num_tokens: int) -> None:
+        """Takes note that the blocks a sequence waited for are there, computed and sound; it waits for a slot now.
+
+        Args:
+            num_tokens: 0: they do not come, and it computes its prompt itself.
+        """
+        self.fetches.remove(seq)
+        seq.status = Status.WAITING
+        if num_tokens:
+            seq.num_computed = seq.num_committed = num_tokens
+            self.kv.commit(seq)
+        else:
+            self.kv.release(seq)
+            seq.may_fetch = False
+        self.waiting.add(seq)
+
     @property
     def has_work(self) -> bool:
+        """Whether there is something to compute here."""
         return bool(self.running or self.waiting)
+
+    @property
+    def waits_for_blocks(self) -> bool:
+        """Whether another pass would find the same as the last one until a fetch ends."""
+        return bool(self.fetches.fetching) and not self._pass.preempted
 
     def live_sequences(self) -> Iterable[Sequence]:
         yield from self.running
+        yield from self.fetches.fetching
         yield from self.waiting
 
     def reserve(self, seq: Sequence, num_tokens: int) -> int:
@@ -133,6 +165,9 @@ class Scheduler:
             return
         while not self.kv.extend(seq, seq.num_computed + count):
             victim = self.running[-1]
+            if self._take_held_blocks(victim):
+                self._pass.preempted += 1
+                continue
             self._preempt(victim)
             if victim is seq:
                 return
@@ -142,14 +177,21 @@ class Scheduler:
         """Admits from the head of the queue only: nobody passes a sequence that waits for blocks.
 
         Choices whose sibling still computes their common prompt, and preempted sequences whose newest token is
-        still in flight, are passed over: they wait for a result, not for room. A pass that took blocks away from
-        somebody admits nobody.
+        still in flight, are passed over: they wait for a result, not for room. So are those whose prompt another engine
+        computes, once they have their blocks. A pass that took blocks away from somebody admits nobody.
         """
         if self._pass.preempted:
             return
         for seq in list(self.waiting):
             if seq.num_in_flight or seq in self._pass.busy or self._waits_for_parent(seq):
                 continue
+            if self.fetches.candidate(seq):
+                hit = None if self.fetches.full else self.fetches.hit(seq)
+                wanted = hit is not None and not self.fetches.on_their_way(seq, hit)
+                if hit is not None and wanted and not self._fetch(seq, hit):
+                    return
+                if hit is not None or self.fetches.full:
+                    continue
             if len(self._pass.planned) >= self._pass.most:
                 return
             if self._pass.budget == 0 and not self._take_budget_for(seq):
@@ -157,13 +199,45 @@ class Scheduler:
             if not self._free_slots and not self._make_room_for(seq):
                 return
             while not self._admit(seq):
-                if not self._make_room_for(seq):
+                if not self._take_held_blocks(seq) and not self._make_room_for(seq):
                     return
+
+    def _fetch(self, seq: Sequence, hit: PrefixHit) -> bool:
+        """Lets a waiting sequence wait for its blocks; False if there is no room for them."""
+        while not self.fetches.start(seq, hit):
+            if not self._take_held_blocks(seq):
+                return False
+            hit = self.kv.find(seq)
+        self.waiting.remove(seq)
+        return True
+
+    def _take_held_blocks(self, seq: Sequence) -> bool:
+        """Takes the blocks of the least urgent sequence that holds some without running, if ``seq`` is more urgent.
+
+        Such a sequence waits for its blocks to arrive, or for a slot. Without this those that run, or wait at the head
+        of the queue, could wait for blocks of one that waits for them.
+        """
+        holders = [*self.fetches.fetching, *(s for s in self.waiting if any(s.tables))]
+        victim = max(holders, key=self.waiting.key, default=seq)
+        if self.waiting.key(victim) <= self.waiting.key(seq):
+            return False
+        self.kv.release(victim)
+        victim.num_computed = victim.num_committed = 0
+        if victim.status is Status.FETCHING:
+            self.fetches.drop(victim)
+            victim.status = Status.WAITING
+            self.waiting.add(victim)
+        return True
 
     def _admit(self, seq: Sequence) -> bool:
         parent = seq.parent
         shared = seq.num_prompt - 1
-        if (
+        copies: list[BlockCopy] | None
+        if any(seq.tables):  # computed elsewhere
+            computed = seq.num_computed
+            count = min(seq.num_tokens - computed, self._pass.budget, self._chunk_limit(seq, computed))
+            copies = [] if self.kv.extend(seq, computed + count) else None
+        elif (
             parent is not None
             and parent.status is Status.RUNNING
             and seq.num_tokens == seq.num_prompt
@@ -317,12 +391,15 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts that queues, slots and blocks agree."""
-        self.kv.check_integrity(self.running)
+        self.kv.check_integrity(self.live_sequences())
         slots = sorted(seq.slot for seq in self.running) + sorted(self._free_slots)
         assert sorted(slots) == list(range(self.config.max_num_seqs)), "batch slots were lost or given twice"
-        assert len(set(map(id, self.live_sequences()))) == len(self.running) + len(self.waiting)
+        live, fetching = list(self.live_sequences()), self.fetches.fetching
+        assert len(set(map(id, live))) == len(self.running) + len(fetching) + len(self.waiting)
         assert all(seq.status is Status.RUNNING for seq in self.running)
-        assert all(seq.status is Status.WAITING and not any(seq.tables) for seq in self.waiting)
+        assert all(seq.status is Status.FETCHING and seq.slot < 0 for seq in fetching)
+        assert all(seq.status is Status.WAITING for seq in self.waiting)
+        assert all(seq.num_committed or not any(seq.tables) for seq in self.waiting)
 
 
 class _Pass:

@@ -5,7 +5,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -14,14 +13,13 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.client import EngineDeadError, EngineDrainingError, EngineRequest
 from jaxinfer.engine.deltas import OutputDelta
-from jaxinfer.engine.inputs import InputProcessor, Limits
+from jaxinfer.engine.inputs import Limits
 from jaxinfer.engine.streams import Stream, StreamTable
 from jaxinfer.engine.validation import check
 from jaxinfer.observability.snapshot import MAX_STEP_RECORDS, EngineSnapshot
-from jaxinfer.structured.compiler import GrammarCompiler
 from jaxinfer.tokenization.chat import ChatTemplate
-from jaxinfer.tokenization.loading import load_text
 from jaxinfer.tokenization.tokenizer import Tokenizer
+from serve.front_end import load_front_end
 from serve.process import wire
 from serve.process.channel import ENGINE_COMMAND, EngineProcess
 
@@ -75,17 +73,8 @@ class ProcessClient:
         return client
 
     def _load(self, ready: wire.Ready) -> None:
-        self._limits = ready.limits
-        self._sampling_defaults = ready.sampling_defaults
-        self._tokenizer, self._chat_template = load_text(
-            None if ready.text_path is None else Path(ready.text_path)
-        )
-        grammars = None
-        if self._tokenizer is not None:
-            grammars = GrammarCompiler(
-                self._tokenizer, ready.limits.vocab_size, ready.eos_token_ids, self._config.structured
-            )
-        self._inputs = InputProcessor(self._tokenizer, ready.limits, 1, ready.eos_token_ids, grammars)
+        self._loaded = ready
+        self._front_end = load_front_end(ready, self._config)
 
     @property
     def pid(self) -> int:
@@ -93,24 +82,29 @@ class ProcessClient:
         return self._process.pid
 
     @property
+    def ready(self) -> wire.Ready:
+        """What the engine process told when its engine was built."""
+        return self._loaded
+
+    @property
     def config(self) -> EngineConfig:
         return self._config
 
     @property
     def limits(self) -> Limits:
-        return self._limits
+        return self._loaded.limits
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self._tokenizer
+        return self._front_end.tokenizer
 
     @property
     def chat_template(self) -> ChatTemplate:
-        return self._chat_template
+        return self._front_end.chat_template
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        return self._sampling_defaults
+        return self._loaded.sampling_defaults
 
     @property
     def num_requests(self) -> int:
@@ -118,7 +112,7 @@ class ProcessClient:
         return len(self._streams)
 
     def check(self, requests: Sequence[EngineRequest]) -> None:
-        check(self._inputs, requests)
+        check(self._front_end.inputs, requests)
 
     async def submit(self, requests: Sequence[EngineRequest]) -> Stream:
         self.check_ready()

@@ -21,6 +21,7 @@ from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.loop import EngineLoop
 from jaxinfer.engine.model_setup import Progress
 from jaxinfer.engine.snapshots import block_owners, take_snapshot
+from jaxinfer.hosts.gang import leave
 from jaxinfer.observability.profiler import Profiler
 from jaxinfer.observability.snapshot import StepRecord
 from jaxinfer.request import RequestError
@@ -66,11 +67,14 @@ def run(directory: Path, build: Build) -> int:
     commands.connect(f"ipc://{directory / wire.COMMANDS}")  # done long before the first command
     try:
         engine = _build(config, build, outbox)
-        return 1 if engine is None else EngineServer(engine, commands, outbox).serve()
+        status = 1 if engine is None else EngineServer(engine, commands, outbox).serve()
     finally:
         commands.close(linger=0)
         outbox.close()
         context.term()
+    if config.hosts.several:
+        leave(status)
+    return status
 
 
 def _build(config: EngineConfig, build: Build, outbox: Outbox) -> Engine | None:
@@ -105,11 +109,9 @@ class EngineServer:
 
     def serve(self) -> int:
         engine = self._engine
-        text_path = None if engine.text_path is None else str(engine.text_path)
+        engine.gang.on_end(lambda message: self._outbox.send(wire.Failed(message)))
         self._loop.start()
-        self._outbox.send(
-            wire.Ready(engine.limits, engine.inputs.eos_token_ids, engine.sampling_defaults, text_path)
-        )
+        self._outbox.send(wire.Ready.of(engine))
         self._outbox.send(wire.News([], take_snapshot(engine.core, engine.compilations, ())))
         beat = 0.0
         while self._loop.error is None:
@@ -127,6 +129,7 @@ class EngineServer:
         self._loop.stop()
         stopped = self._loop.join(STOP_TIMEOUT)
         self._workers.shutdown(wait=False, cancel_futures=True)
+        engine.gang.part(f"rank 0 failed: {self._loop.error}" if failed else None)
         return 0 if stopped and not failed else 1
 
     # ---- commands

@@ -1,7 +1,7 @@
 """What the API process and the engine process say to each other: msgpack over local sockets."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -10,6 +10,9 @@ from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.inputs import Limits
 from jaxinfer.observability.snapshot import EngineSnapshot
 from jaxinfer.request import QueueFullError, RequestError
+
+if TYPE_CHECKING:
+    from jaxinfer.engine.build import Engine
 
 SETUP, COMMANDS, NEWS = "setup", "commands", "news"
 """Files of the private directory: how to start, and the sockets."""
@@ -95,6 +98,11 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, Any]
     text_path: str | None
+
+    @classmethod
+    def of(cls, engine: "Engine") -> "Ready":
+        text_path = None if engine.text_path is None else str(engine.text_path)
+        return cls(engine.limits, engine.inputs.eos_token_ids, engine.sampling_defaults, text_path)
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

@@ -18,6 +18,7 @@ from jaxinfer.engine.assembly import OutputAssembler
 from jaxinfer.engine.build import Engine, assemble
 from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.inputs import Prompt
+from jaxinfer.kv_transfer.connector import KVConnector
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.request import Request
 from jaxinfer.runner.protocol import Runner
@@ -64,10 +65,14 @@ def build(
     max_model_len: int = 64,
     eos: tuple[int, ...] = EOS,
     shared_sampler: bool = False,
+    connector: KVConnector | None = None,
+    start: bool = True,
 ) -> Engine:
     """An engine around a runner.
 
     Args:
+        connector: to other engines.
+        start: it; then its events are taken at once.
         shared_sampler: the plan's sampling buckets do not depend on the settings.
     """
     drafts = settings.speculative.draft_limits
@@ -83,7 +88,7 @@ def build(
         assert settings.scheduler.max_num_seqs <= SLOTS
         plan = replace(plan, max_num_seqs=SLOTS, row_buckets=(SLOTS + drafts[1],), scored_rows=SLOTS)
     assert settings.cache.num_blocks is not None
-    return assemble(
+    engine = assemble(
         settings,
         runner(plan),
         plan,
@@ -94,7 +99,12 @@ def build(
         vocab_size=vocab,
         max_model_len=max_model_len,
         eos_token_ids=eos,
+        connector=connector,
     )
+    if engine.core.remote is not None and start:
+        engine.core.remote.connect()
+        engine.core.remote.start(lambda function: function())
+    return engine
 
 
 def scripted(

@@ -20,10 +20,12 @@ from jaxinfer.kv_cache.manager import KVCacheManager
 from jaxinfer.request import Sequence
 from jaxinfer.runner.protocol import LogprobRows, ScoredChunk, StepResult, scored_range
 from jaxinfer.sampling.limits import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
-from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
+from jaxinfer.scheduler.plan import BlockRead, ScheduledRow, StepPlan
 
 EMPTY = b"nothing"
 POISON = b"poison"
+DIGEST = 8
+"""Bytes of a digest, which are K and V of a token between engines."""
 Sick = Callable[[str, int, int], bool]
 """(request id, choice, position) -> whether the logits for that position are NaN."""
 
@@ -131,13 +133,31 @@ class ShadowRunner:
             self._note(row, ids)
             for group in range(len(self.windows)):
                 self._write(row, group, slots[group][at : at + row.num_tokens].tolist(), written)
+        for read in plan.reads:
+            self._give(read)
         for group in range(len(self.windows)):
             assert not slots[group][plan.num_tokens :].any(), "padding writes outside block 0"
             for r, row in enumerate(plan.rows):
                 self._read(row, group, tables[group][r])
         return _ShadowHandle(self, self._sample(plan, arrays))
 
+    def write_blocks(self, group, layers, blocks, contents) -> None:
+        """Content that another engine computed: digests, in the place of K of a layer for each group."""
+        assert layers == (group,)
+        for block, slots in zip(blocks, contents[0], strict=True):
+            assert block, "block 0 is written"
+            if self.kv is not None:
+                assert self.kv.pools[group].references(block) == 1, "a shared block is written"
+                assert not self.kv.cache.holds(group, block), "a cached block is written"
+            self._memory[group][block] = [bytes(slot) for slot in np.asarray(slots)[0]]
+
     # ---- parts of a step
+
+    def _give(self, read: BlockRead) -> None:
+        slots = [slot.ljust(DIGEST) for block in read.blocks for slot in self._memory[read.group][block]]
+        shape = (len(read.blocks), 1, self.plan.block_size, DIGEST)
+        content = np.frombuffer(b"".join(slots), np.uint8).reshape(shape)
+        read.take((read.group,), 0, (content, content))
 
     def _check_shape(
         self,

@@ -16,10 +16,13 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.build import Engine, assemble
 from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate
 from jaxinfer.kv_cache.layout import group_layers
+from jaxinfer.kv_transfer.connector import KVConnector
+from jaxinfer.kv_transfer.layout import BlockLayout
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import parse_config
 from jaxinfer.models.segments import SegmentedModel, segmented_model
+from jaxinfer.runner.block_transfers import BlockTransfers
 from jaxinfer.runner.device_sampler import DeviceSampler
 from jaxinfer.runner.jax_runner import JaxRunner
 from jaxinfer.runner.programs import ModelPrograms, StepFunctions
@@ -126,6 +129,7 @@ class TinyModel:
         scales: LayerScales | None = None,
         drafter: "MakeDrafter | None" = None,
         one_bucket: bool = False,
+        connector: Callable[[BlockLayout], KVConnector] | None = None,
     ) -> Engine:
         """A fresh engine; by default with warm-up at first use.
 
@@ -134,6 +138,7 @@ class TinyModel:
             cache_dtype, scales: of the KV cache.
             drafter: makes one that computes beside the model.
             one_bucket: every step is padded to the most tokens that the settings allow.
+            connector: makes what connects the engine with others; it is not started.
             all_buckets: the plan that the settings ask for, not one of few shapes that compiles quickly.
         """
         settings = settings or tiny_settings()
@@ -173,6 +178,10 @@ class TinyModel:
         if drafter is not None:
             follower = drafter(Beside(self, plan, programs, builder, sampler))
         specs = kv_specs(self.config)
+        heads = tuple(spec.num_kv_heads for spec in specs)
+        blocks = BlockLayout(
+            heads, tuple(s.widths for s in specs), groups, windows, plan.block_size, jnp.dtype(stored).name
+        )
         runner = JaxRunner(
             programs,
             allocate(specs, groups, device_blocks, plan.block_size, stored, scales or {}, self.layout),
@@ -182,6 +191,7 @@ class TinyModel:
             dtype=jnp.float32,
             follower=follower,
             layout=self.layout,
+            transfers=None if connector is None else BlockTransfers.make(groups, heads, self.layout),
         )
         return assemble(
             settings,
@@ -196,6 +206,7 @@ class TinyModel:
             vocab_size=self.config.vocab_size,
             max_model_len=MAX_MODEL_LEN,
             eos_token_ids=self.config.eos_token_ids,
+            connector=None if connector is None else connector(blocks),
         )
 
     def programs(self, plan: CompilePlan) -> ModelPrograms:

@@ -1,0 +1,88 @@
+"""What a decode engine and a prefill engine say to each other: msgpack over ZeroMQ."""
+
+import msgspec
+
+from jaxinfer.kv_transfer.layout import EngineCard
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
+    """From the decode engine, at every heartbeat: it is there, and this is what it can take."""
+
+    card: EngineCard
+
+
+class Welcome(msgspec.Struct, tag="welcome", frozen=True, array_like=True):
+    """The answer to ``Hello``, also if the cards do not fit.
+
+    Attributes:
+        instance: of the prefill engine; another one after a restart, which knows nothing of earlier fetches.
+        data: address for the transport.
+    """
+
+    instance: bytes
+    card: EngineCard
+    data: bytes
+
+
+class Ask(msgspec.Struct, tag="ask", frozen=True, array_like=True):
+    """Asks for blocks of a prompt.
+
+    Attributes:
+        fetch: number of the fetch, repeated in all that concerns it.
+        token_ids: of the full blocks that are wanted, and of those before them.
+        first: number of the first missing block of each group; all from there on are missing.
+        digest: of the chain of these blocks, as both engines file them.
+        priority, cache_salt: of the request.
+    """
+
+    fetch: int
+    token_ids: tuple[int, ...]
+    first: tuple[int, ...]
+    digest: bytes
+    priority: int
+    cache_salt: str | None
+
+
+class Cancel(msgspec.Struct, tag="cancel", frozen=True, array_like=True):
+    """Nobody waits for these blocks any more."""
+
+    fetch: int
+
+
+class Got(msgspec.Struct, tag="got", frozen=True, array_like=True):
+    """A piece was taken, or is of no use: what it holds on the other side may go."""
+
+    fetch: int
+    piece: int
+
+
+class Piece(msgspec.Struct, tag="piece", frozen=True, array_like=True):
+    """Blocks ``start`` to ``stop`` of some layers of a group. Frames of the transport follow.
+
+    Attributes:
+        piece: number of the piece within the fetch.
+        digest: as in ``Ask``.
+    """
+
+    fetch: int
+    piece: int
+    group: int
+    layers: tuple[int, ...]
+    start: int
+    stop: int
+    digest: bytes
+
+
+class End(msgspec.Struct, tag="end", frozen=True, array_like=True):
+    """The last message of a fetch: all blocks were sent and are sound, or why they do not come."""
+
+    fetch: int
+    error: str | None = None
+
+
+FromDecode = Hello | Ask | Cancel | Got
+FromPrefill = Welcome | Piece | End
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_decode = msgspec.msgpack.Decoder(FromDecode).decode
+decode_from_prefill = msgspec.msgpack.Decoder(FromPrefill).decode

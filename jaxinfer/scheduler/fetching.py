@@ -1,0 +1,130 @@
+"""Sequences whose prompts another engine computes: they hold blocks, but no batch slot."""
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxinfer.kv_cache.manager import KVCacheManager, PrefixHit
+from jaxinfer.request import Sequence, Status
+
+
+@dataclass(frozen=True)
+class FetchPolicy:
+    """When another engine computes a prompt.
+
+    Attributes:
+        min_tokens: least tokens of full blocks that this engine lacks; shorter ones are computed here.
+        max_fetches: sequences that wait for such blocks at the same time; others wait for their turn.
+        available: whether an engine is there that would do it.
+    """
+
+    min_tokens: int
+    max_fetches: int
+    available: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Blocks that a sequence waits for.
+
+    Attributes:
+        num_tokens: tokens that are computed when they are there, those of prefix hits included; full blocks.
+        missing: numbers of the missing blocks in each group's table.
+    """
+
+    seq: Sequence
+    num_tokens: int
+    missing: tuple[range, ...]
+
+
+class Fetches:
+    """Which sequences are fetched, and what the scheduler decided since somebody asked.
+
+    Args:
+        policy: None: nothing is fetched.
+        key: of a sequence's urgency.
+    """
+
+    def __init__(
+        self, policy: FetchPolicy | None, kv: KVCacheManager, key: Callable[[Sequence], tuple[int, int]]
+    ) -> None:
+        self._policy = policy
+        self._kv = kv
+        self._key = key
+        self.fetching: list[Sequence] = []
+        """Sorted, most urgent first."""
+        self._first: dict[Sequence, bytes] = {}
+        """Digest of the first block that each of them waits for."""
+        self._started: list[Fetch] = []
+        self._dropped: list[Sequence] = []
+
+    @property
+    def full(self) -> bool:
+        return self._policy is not None and len(self.fetching) >= self._policy.max_fetches
+
+    def candidate(self, seq: Sequence) -> bool:
+        """Whether another engine may compute the prompt of a waiting sequence, if little of it is here."""
+        policy = self._policy
+        if policy is None or not seq.may_fetch or any(seq.tables):
+            return False
+        return self._num_tokens(seq) >= policy.min_tokens and policy.available()
+
+    def hit(self, seq: Sequence) -> PrefixHit | None:
+        """What is here of a candidate's prompt; None if so little is missing that it is computed here."""
+        assert self._policy is not None
+        hit = self._kv.find(seq)
+        held = min(len(table) for table in hit.tables) * self._kv.block_size
+        return hit if self._num_tokens(seq) - held >= self._policy.min_tokens else None
+
+    def on_their_way(self, seq: Sequence, hit: PrefixHit) -> bool:
+        """Whether another sequence waits for the blocks that this one lacks; then they are soon in the prefix cache."""
+        return self._kv.prefix_caching and self._first_missing(seq, hit) in self._first.values()
+
+    def start(self, seq: Sequence, hit: PrefixHit) -> bool:
+        """Gives a sequence the blocks that it waits for; on False nothing changed."""
+        num_tokens = self._num_tokens(seq)
+        missing = self._kv.admit_remote(seq, hit, num_tokens, seq.num_tokens)
+        if missing is None:
+            return False
+        seq.status = Status.FETCHING
+        if seq.num_cached < 0:
+            seq.num_cached = min(len(table) for table in hit.tables) * self._kv.block_size
+        bisect.insort(self.fetching, seq, key=self._key)
+        self._first[seq] = self._first_missing(seq, hit)
+        self._started.append(Fetch(seq, num_tokens, missing))
+        return True
+
+    def remove(self, seq: Sequence) -> None:
+        """Takes note that a sequence does not wait for blocks any more."""
+        self.fetching.remove(seq)
+        del self._first[seq]
+        self._started = [fetch for fetch in self._started if fetch.seq is not seq]
+
+    def drop(self, seq: Sequence) -> None:
+        """As ``remove``, for a sequence whose blocks others need: what arrives for it is of no use."""
+        self.remove(seq)
+        self._dropped.append(seq)
+
+    @property
+    def started(self) -> tuple[Fetch, ...]:
+        """Decided, and not yet taken."""
+        return tuple(self._started)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._started or self._dropped)
+
+    def take_started(self) -> list[Fetch]:
+        started, self._started = self._started, []
+        return started
+
+    def take_dropped(self) -> list[Sequence]:
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def _first_missing(self, seq: Sequence, hit: PrefixHit) -> bytes:
+        return self._kv.chain_digest(seq, min(len(table) for table in hit.tables) + 1)
+
+    def _num_tokens(self, seq: Sequence) -> int:
+        """Tokens of the prompt's full blocks; the last token of a sequence is always computed here."""
+        return min(seq.num_prompt, seq.num_tokens - 1) // self._kv.block_size * self._kv.block_size
