@@ -69,11 +69,16 @@ class Replica:
 
 
 def candidates(
-    config: TransformerConfig, node_size: int, max_devices: int, attention: Attention = "shared"
+    config: TransformerConfig,
+    node_size: int,
+    max_devices: int,
+    attention: Attention = "shared",
+    disaggregated: bool = False,
 ) -> Iterator[Replica]:
     """Layouts worth trying, small ones first; whether the devices can share the model is not known yet.
 
-    Tensor and expert parallelism beyond a node only by whole nodes, pipelines of up to eight stages.
+    Tensor and expert parallelism beyond a node only by whole nodes, pipelines of up to eight stages within a node. Disaggregated
+    engines have one stage on one node: K and V of others do not travel (``jaxinfer.config``).
     """
     sizes = [2**i for i in range(max_devices.bit_length()) if 2**i <= max_devices]
     experts = 1 if config.moe is None else config.moe.num_experts
@@ -85,6 +90,10 @@ def candidates(
     for pipeline in (1, 2, 4, 8):
         for stage in sizes:
             if stage * pipeline > max_devices or (stage > node_size and stage % node_size):
+                continue
+            if pipeline > 1 and (disaggregated or stage * pipeline > node_size):
+                continue
+            if disaggregated and stage > node_size:
                 continue
             for expert in (size for size in sizes if size <= stage and experts % size == 0):
                 found.append(Replica(stage // expert, expert, pipeline))

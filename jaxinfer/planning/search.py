@@ -120,7 +120,9 @@ def make_plan(
     if replica is not None:
         models = [ReplicaModel.make(parts, replica, gpu, techniques, assumed)]
     else:
-        tried = candidates(parts.config, int(assumed.node_size), max_devices, attention)
+        tried = candidates(
+            parts.config, int(assumed.node_size), max_devices, attention, techniques.disaggregated
+        )
         models = list(_valid(parts, tried, gpu, techniques, assumed, refused))
     purposes: tuple[Purpose, ...] = ("prefill", "decode") if techniques.disaggregated else ("all",)
     pools = tuple(_best(purpose, models, load, refused) for purpose in purposes)

@@ -105,8 +105,14 @@ def _command(question: Question, pool: Pool) -> str:
         return "not a layout of this engine"
     sizes = {"tensor": replica.tensor, "expert": replica.expert, "pipeline": replica.pipeline}
     flags = [f"--parallel.{name} {size}" for name, size in sizes.items() if size > 1]
+    if replica.devices > question.assumed.node_size:
+        flags.append(f"--hosts.count {math.ceil(replica.devices / question.assumed.node_size)}")
+    if pool.purpose != "all":
+        flags.append(f"--disaggregation.role {pool.purpose}")
     sequences = math.ceil(pool.service.sequences)
     tokens = max(pool.service.chunk, 1) + sequences * question.techniques.tokens_per_step
+    if question.techniques.drafts and replica.devices > 1:
+        return "not by this engine: draft models and heads need one device"
     return " ".join(
         [*flags, f"--scheduler.max-num-seqs {sequences}", f"--scheduler.max-num-batched-tokens {tokens}"]
     )

@@ -77,7 +77,8 @@ def _layouts(question: Question) -> list[Replica]:
     if question.replica is not None:
         return [question.replica]
     attention = "data" if question.by_data else "shared"
-    return list(candidates(question.parts.config, int(question.assumed.node_size), 16, attention))  # type: ignore[arg-type]
+    node_size, disaggregated = int(question.assumed.node_size), question.techniques.disaggregated
+    return list(candidates(question.parts.config, node_size, 16, attention, disaggregated))  # type: ignore[arg-type]
 
 
 def _best(found: list[Service], output: float, devices: int) -> list[tuple[float, float]]:

@@ -142,7 +142,7 @@ def _verify_batch(
     draw_N = _padded([token for row in rows for token in row.draws or zero[: len(row.parents)]], N, 0)
     residual_R = _padded([row.residual for row in rows], shape.rows, 0.5)
     inputs = replace(_inputs(target.params, V, N), history_PK=history_NK)  # type: ignore[arg-type]
-    drafts = () if draft is None else (draft.logits_VV[newest_N], _inputs(draft.params, V, N))
+    drafts = () if draft is None else (draft.logits_VV, _inputs(draft.params, V, V), newest_N)
     arrays = (token_N, parent_N, start_Q.astype(np.int32), accept_N, residual_R)
     state = prompt_state(1, V)
     logits_NV = target.logits_VV[newest_N]
@@ -168,7 +168,7 @@ def _traced_verify(ops, max_nodes, matching, logits_NV, inputs, state, draw_N, a
     laws = _laws(ops, edited_NV, inputs)
     laws = replace(laws, token_P=jnp.where(laws.temperature_P > 0, draw_N, laws.token_P))
     laws = replace(laws, temperature_P=jnp.where(matching, 0.0, laws.temperature_P))
-    extra = (drafts[0], _laws(ops, *drafts)) if drafts else ()
+    extra = _draft_laws(ops, *drafts) if drafts else ()
     result = ops.verify(edited_NV, laws, *arrays, *extra, max_nodes=max_nodes)
     return result.accepted_count_R, result.path_RD, result.next_token_R
 
@@ -177,6 +177,11 @@ _verify = {
     large: jax.jit(_traced_verify, static_argnums=(0, 1), compiler_options=options)
     for large, options in COMPILER_OPTIONS.items()
 }
+
+
+def _draft_laws(ops, logits_VV, inputs, newest_N):  # type: ignore[no-untyped-def]
+    """Logits and law at each node: what drafts are drawn from follows from the newest token alone."""
+    return jax.tree.map(lambda x_V: x_V[newest_N], (logits_VV, _laws(ops, logits_VV, inputs)))
 
 
 def _laws(ops, logits_NV, inputs):  # type: ignore[no-untyped-def]
