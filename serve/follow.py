@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 def follow(config: EngineConfig) -> NoReturn:
     """Follows until rank 0 ends, and ends the process: with status 0 if the work is done, 2 if model or configuration
     are wrong, else 1."""
-    _leave_signals_to_rank_0(config)
     # Imported here, as a process that is wrongly configured should say so before it loads JAX.
     from jaxinfer.engine.build import build_engine
     from jaxinfer.hosts.gang import leave
@@ -30,6 +29,8 @@ def follow(config: EngineConfig) -> NoReturn:
     except Exception:
         logger.exception("rank %s of %s could not be started", rank, count)
         leave(1)
+    # Until now a signal has ended this process, and thereby the start of all.
+    _leave_signals_to_rank_0(config)
     gc.collect()
     gc.freeze()
     logger.warning("rank %s of %s follows %s", rank, count, config.hosts.channel)

@@ -79,6 +79,8 @@ class Launcher:
         started = time.monotonic()
         address = f"127.0.0.1:{free_ports(3)}"
         self._ranks = [self._start(rank, address) for rank in range(self._hosts)]
+        if self._stopping:  # the signal came before there was anybody to pass it to
+            self._ranks[0].send_signal(signal.SIGTERM)
         try:
             while all(rank.poll() is None for rank in self._ranks):
                 time.sleep(_POLL)

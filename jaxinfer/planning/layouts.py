@@ -77,8 +77,8 @@ def candidates(
 ) -> Iterator[Replica]:
     """Layouts worth trying, small ones first; whether the devices can share the model is not known yet.
 
-    Tensor and expert parallelism beyond a node only by whole nodes, pipelines of up to eight stages within a node. Disaggregated
-    engines have one stage on one node: K and V of others do not travel (``jaxinfer.config``).
+    Tensor and expert parallelism beyond a node only by whole nodes, pipelines of up to eight stages within a node.
+    Disaggregated engines have one stage on one node: K and V of others do not travel (``jaxinfer.config``).
     """
     sizes = [2**i for i in range(max_devices.bit_length()) if 2**i <= max_devices]
     experts = 1 if config.moe is None else config.moe.num_experts

@@ -129,7 +129,10 @@ class EngineServer:
         self._loop.stop()
         stopped = self._loop.join(STOP_TIMEOUT)
         self._workers.shutdown(wait=False, cancel_futures=True)
-        engine.gang.part(f"rank 0 failed: {self._loop.error}" if failed else None)
+        if failed:
+            engine.gang.part(f"rank 0 failed: {self._loop.error}")
+        else:
+            engine.gang.part(None if stopped else "rank 0 was stopped in the middle of a step")
         return 0 if stopped and not failed else 1
 
     # ---- commands

@@ -63,6 +63,13 @@ def test_it_gives_up(tmp_path: Path) -> None:
     assert len(gang.starts()) == 6
 
 
+def test_a_signal_that_comes_before_the_processes_reaches_them(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, "time.sleep(0.1 if rank else 600)")
+    gang.launcher.on_signal(signal.SIGTERM)
+    assert gang.run() == 128 + signal.SIGTERM
+    assert not gang.slept
+
+
 def test_what_is_wrong_is_not_tried_again(tmp_path: Path) -> None:
     gang = Gang(tmp_path, f"sys.exit({WRONG} if rank else 1)")
     assert gang.run() == WRONG
