@@ -88,6 +88,7 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> records.Results:
     return records.read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 class TestHardCases:
     @pytest.mark.parametrize(

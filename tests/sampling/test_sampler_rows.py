@@ -34,7 +34,9 @@ def assert_same_bits(left, right) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("vocab", "buckets"), [(VOCAB, (1, 64)), (6400, (2, 64))])
+@pytest.mark.parametrize(
+    ("vocab", "buckets"), [(VOCAB, (1, 64)), pytest.param(6400, (2, 64), marks=pytest.mark.slow)]
+)
 def test_rows_are_the_same_bits_in_every_bucket(vocab: int, buckets: tuple[int, ...]) -> None:
     """Each row alone in several buckets, against all rows together: same token, same log-probabilities."""
     rng = np.random.default_rng(0)

@@ -65,6 +65,7 @@ def test_generate_prints_text_on_stdout_and_json_on_request():
     assert first["rank"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.feature("Orbax", "command line")
 def test_convert_writes_a_checkpoint_that_answers_the_same(tmp_path):
     target = str(tmp_path / "converted")
