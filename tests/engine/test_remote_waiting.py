@@ -1,5 +1,8 @@
 """What waits while another engine computes prompts, and what does not have to."""
 
+import dataclasses
+
+import msgspec
 import pytest
 
 from jaxinfer.engine.snapshots import take_snapshot
@@ -52,6 +55,26 @@ def test_choices_share_a_prompt_that_was_computed_here_after_all(overlap: int) -
     news = both.settle()
     assert tokens(news, "a")[:1] == alone(PROMPT, 1)
     assert len(both.link.asks) == 1
+    both.assert_clean()
+
+
+def test_an_ask_for_blocks_before_the_window_is_refused() -> None:
+    """They are in no table if the prompt is in the prefix cache."""
+    both = pair((8,))
+    add(both, "a", PROMPT)
+    both.settle()
+    both.decode.core.scheduler.kv.reset_prefix_cache()
+    add(both, "b", PROMPT)
+    both.decode.core.step()
+    asked = both.link.to_prefill.popleft()
+    assert asked.ask.first == (3,)
+    for first in (0, 2):
+        ask = msgspec.structs.replace(asked.ask, first=(first,))
+        both.link.prefiller.take(dataclasses.replace(asked, ask=ask))
+        assert "allowed is [3] to 5" in both.link.to_decode.pop().error
+        assert not both.prefill.core.scheduler.has_work
+    both.link.to_prefill.append(asked)
+    assert tokens(both.settle(), "b") == alone(PROMPT)
     both.assert_clean()
 
 
