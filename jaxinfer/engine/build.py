@@ -115,14 +115,32 @@ def _build(config: EngineConfig, gang: Gang, progress: Progress | None) -> Engin
     if gang is not ALONE:
         dtypes = f"{setup.dtype}, {setup.stored_dtype}"
         gang.agree("model", model_facts(setup.model, setup.files.source, setup.plan, dtypes))
+    connector = make_connector(config, setup)  # what it lacks is told before weights are read
+    try:
+        engine = _load_and_assemble(config, setup, gang, progress, connector)
+    except BaseException:
+        if connector is not None:
+            connector.close()
+        raise
+    if engine.core.remote is not None:
+        engine.core.remote.connect()
+    return engine
+
+
+def _load_and_assemble(
+    config: EngineConfig,
+    setup: ModelSetup,
+    gang: Gang,
+    progress: Progress | None,
+    connector: KVConnector | None,
+) -> Engine:
     text_path = _text_path(config, setup.files)
     load = _load if len(setup.layouts) == 1 else _load_pipeline
     with ThreadPoolExecutor(1, thread_name_prefix="text") as reader:
         reading = reader.submit(load_text, text_path)
         loaded = load(config, setup, lambda: reading.result()[0], gang, progress)
     tokenizer, chat_template = reading.result()
-    connector = make_connector(config, setup)
-    engine = assemble(
+    return assemble(
         config,
         loaded.runner,
         setup.plan,
@@ -141,9 +159,6 @@ def _build(config: EngineConfig, gang: Gang, progress: Progress | None) -> Engin
         gang=gang,
         connector=connector,
     )
-    if engine.core.remote is not None:
-        engine.core.remote.connect()
-    return engine
 
 
 @dataclass(frozen=True)

@@ -238,12 +238,14 @@ class RemoteKV:
             self._post(lambda: self._queue(asked, sequences))
 
     def _check(self, ask: Ask) -> None:
-        size, windows = self._scheduler.kv.block_size, self._scheduler.kv.windows
-        count, rest = divmod(len(ask.token_ids), size)
+        kv, tokens = self._scheduler.kv, len(ask.token_ids)
+        count, rest = divmod(tokens, kv.block_size)
         if not count or rest:
-            raise RequestError(f"{len(ask.token_ids)} tokens are no full blocks of {size}")
-        if len(ask.first) != len(windows) or not all(0 <= first <= count for first in ask.first):
-            raise RequestError(f"first blocks {ask.first} of {count} blocks in {len(windows)} groups")
+            raise RequestError(f"{tokens} tokens are no full blocks of {kv.block_size}")
+        # Blocks before the window may be gone before they can be read.
+        least = [kv.first_visible(group, tokens) for group in range(len(kv.windows))]
+        if len(ask.first) != len(least) or any(not low <= at <= count for low, at in zip(least, ask.first)):
+            raise RequestError(f"first blocks are {ask.first}; allowed is {least} to {count}")
 
     def _queue(self, asked: Asked, sequences: list[Sequence]) -> None:
         (seq,) = sequences

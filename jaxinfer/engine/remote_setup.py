@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.config_values import ConfigError
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.inputs import InputProcessor
 from jaxinfer.engine.model_setup import ModelSetup
@@ -79,14 +80,20 @@ def make_connector(config: EngineConfig, setup: ModelSetup) -> KVConnector | Non
 
     Raises:
         ValueError: the cache does not go with it.
-        ImportError: the transport is not installed.
+        ConfigError: the transport is not installed, or an address is not one.
     """
     if config.disaggregation.role == "none":
         return None
     from jaxinfer.kv_transfer.zmq_connector import ZmqConnector
 
     name = Path(config.model.reference).name
-    return ZmqConnector(config.disaggregation, block_layout(config, setup), name, fingerprint(setup))
+    layout = block_layout(config, setup)
+    try:
+        return ZmqConnector(config.disaggregation, layout, name, fingerprint(setup))
+    except ImportError as error:
+        raise ConfigError(
+            f"disaggregation.transport {config.disaggregation.transport!r} is not installed: {error}"
+        ) from error
 
 
 def add_remote(

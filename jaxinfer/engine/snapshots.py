@@ -26,9 +26,9 @@ def take_snapshot(
     num_blocks = sum(pool.num_usable for pool in pools)
     return EngineSnapshot(
         running=len(scheduler.running),
-        waiting=len(scheduler.waiting) + len(scheduler.fetches.fetching),
+        waiting=scheduler.num_waiting,
         fetching=len(scheduler.fetches.fetching),
-        waiting_tokens=scheduler.waiting.num_prompt_tokens,
+        waiting_tokens=scheduler.num_waiting_tokens,
         num_blocks=num_blocks,
         used_blocks=num_blocks - sum(pool.num_free for pool in pools),
         cached_blocks=scheduler.kv.num_cached_free,

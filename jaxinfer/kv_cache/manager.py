@@ -87,6 +87,11 @@ class KVCacheManager:
                 longest = min(longest, pool.num_usable * self.block_size)
         return longest
 
+    def first_visible(self, group: int, position: int) -> int:
+        """Index of the first block that a token at ``position`` can see in this group."""
+        window = self.windows[group]
+        return 0 if window is None else max(position - window + 1, 0) // self.block_size
+
     @property
     def usage(self) -> float:
         """Share of the blocks that sequences hold; blocks that are only cached count as free."""
@@ -115,7 +120,7 @@ class KVCacheManager:
             parent, seq.token_ids(start, min(start + self.block_size, limit))
         )
         tables = tuple(
-            tuple(0 if i < self._first_visible(g, start) else _block(nodes[i], g) for i in range(count))
+            tuple(0 if i < self.first_visible(g, start) else _block(nodes[i], g) for i in range(count))
             for g in range(len(self.windows))
         )
         return PrefixHit(start + extra, tables, partial)
@@ -170,7 +175,7 @@ class KVCacheManager:
         missing: list[range] = []
         kept: list[list[int]] = []
         for group, pool in enumerate(self.pools):
-            held, first = hit.tables[group], self._first_visible(group, num_tokens)
+            held, first = hit.tables[group], self.first_visible(group, num_tokens)
             kept.append([block if index >= first else 0 for index, block in enumerate(held)])
             missing.append(range(max(len(held), first), count))
             in_queue = sum(1 for block in kept[group] if block and pool.is_free(block))
@@ -213,7 +218,7 @@ class KVCacheManager:
         """Whether the parent still holds all that a token at position ``num_tokens`` can see."""
         count = self.blocks_for(num_tokens)
         return parent.num_computed >= num_tokens and all(
-            all(table[self._first_visible(group, num_tokens) : count])
+            all(table[self.first_visible(group, num_tokens) : count])
             for group, table in enumerate(parent.tables)
         )
 
@@ -245,7 +250,7 @@ class KVCacheManager:
             self._file(seq)
         for group, window in enumerate(self.windows):
             if window is not None:
-                self._release_before(seq, group, self._first_visible(group, seq.num_committed))
+                self._release_before(seq, group, self.first_visible(group, seq.num_committed))
 
     def release(self, seq: Sequence) -> None:
         """Drops all blocks of a sequence; the end of the chain is reused before its beginning."""
@@ -325,13 +330,8 @@ class KVCacheManager:
             _block(nodes[i], group)
             for group, window in enumerate(self.windows)
             if window is not None
-            for i in range(self._first_visible(group, start), count)
+            for i in range(self.first_visible(group, start), count)
         )
-
-    def _first_visible(self, group: int, position: int) -> int:
-        """Index of the first block that a token at ``position`` can see in this group."""
-        window = self.windows[group]
-        return 0 if window is None else max(position - window + 1, 0) // self.block_size
 
     def _file(self, seq: Sequence) -> None:
         full = seq.num_committed // self.block_size

@@ -260,8 +260,9 @@ class FetchClient:
         now = time.monotonic()
         if now - self._beat >= self._heartbeat:
             self._beat = now
+            hello = Hello(self._card, self._heartbeat, self._timeout)
             for peer in self._peers:
-                self._send(peer, Hello(self._card))
+                self._send(peer, hello)
         for peer in self._peers:
             if peer.instance and now - peer.heard > MISSED_BEATS * self._heartbeat:
                 self._lose(peer, f"it is silent for {now - peer.heard:.1f} s")

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 MISSED_BEATS = 3
 """Heartbeats without a sign of life after which an engine counts as lost."""
 MAX_MESSAGE = 64 << 20
+_TICK = 0.2
+_KEEP = 2.0
+"""Times the peer's timeout after which nobody reads the pieces of a job that ended, whether it said so or not."""
 
 
 @dataclass
@@ -43,16 +46,19 @@ class _Job:
     digest: of the chain that was asked for.
     pieces: given out so far; ``held`` has the bytes of those that were not taken yet.
     open: more may be sent.
+    expires: when the pieces of a job that ended well are let go; None before its end.
     """
 
     digest: bytes
     pieces: int = 0
     held: dict[int, int] = field(default_factory=dict)
     open: bool = True
+    expires: float | None = None
 
 
 @dataclass
 class _Peer:
+    hello: Hello
     heard: float
     misfit: str | None
 
@@ -75,7 +81,6 @@ class JobServer:
 
     Args:
         max_buffered: bytes of a peer that wait to be taken; a job that exceeds this fails.
-        heartbeat: seconds between two ``Hello`` of a peer.
     """
 
     def __init__(
@@ -86,7 +91,6 @@ class JobServer:
         sender: Sender,
         stats: TransferStats,
         *,
-        heartbeat: float,
         max_buffered: int,
     ) -> None:
         self._address = address
@@ -94,7 +98,6 @@ class JobServer:
         self._payload = payload
         self._sender = sender
         self._stats = stats
-        self._heartbeat = heartbeat
         self._max_buffered = max_buffered
         self._instance = os.urandom(8)
         self._on_event: Callable[[Event], None] = lambda event: None
@@ -107,8 +110,9 @@ class JobServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)  # who comes back after a break is not taken for an impostor
         self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        self._io = IOThread("jaxinfer-kv-server", self._tick, min(heartbeat, 0.5), lambda error: None)
+        self._io = IOThread("jaxinfer-kv-server", self._tick, _TICK, lambda error: None)
 
     @property
     def address(self) -> str:
@@ -199,6 +203,10 @@ class JobServer:
                 return
         blocks = item.blocks
         frames = self._sender.pack((item.job, item.piece), self._payload.pack(blocks.contents))
+        with self._lock:
+            if item.job not in self._jobs:  # cancelled meanwhile, when there was nothing to free yet
+                self._sender.free((item.job, item.piece))
+                return
         count = blocks.stop - blocks.start
         piece = Piece(
             item.job.fetch, item.piece, blocks.group, blocks.layers, blocks.start, blocks.stop, state.digest
@@ -250,7 +258,7 @@ class JobServer:
         misfit = mismatch(self._card, message.card)
         if peer not in self._peers and misfit is not None:
             logger.error("a decode engine does not fit: %s", misfit)
-        self._peers[peer] = _Peer(time.monotonic(), misfit)
+        self._peers[peer] = _Peer(message, time.monotonic(), misfit)
         self._send(peer, Welcome(self._instance, self._card, self._sender.address))
 
     def _ask(self, peer: bytes, ask: Ask, known: _Peer) -> None:
@@ -280,8 +288,8 @@ class JobServer:
         with self._lock:
             state = self._jobs[job]
             state.open = False
-            failed = error is not None
-        if failed:
+            state.expires = time.monotonic() + _KEEP * self._peers[job.peer].hello.timeout
+        if error is not None:
             self._forget(job)
             self._on_event(Cancelled(job))
         elif not state.held:
@@ -296,11 +304,12 @@ class JobServer:
     def _tick(self) -> None:
         now = time.monotonic()
         for peer, known in list(self._peers.items()):
-            if now - known.heard > MISSED_BEATS * self._heartbeat:
+            if now - known.heard > MISSED_BEATS * known.hello.heartbeat:
                 logger.warning("a decode engine is silent, and counts as lost")
                 del self._peers[peer]
                 for job in [job for job in self._jobs if job.peer == peer]:
+                    self._send(peer, End(job.fetch, "the prefill engine heard nothing of this one"))
                     self._cancel(job)
         for job, state in list(self._jobs.items()):
-            if not state.open and not state.held:
+            if state.expires is not None and (not state.held or now > state.expires):
                 self._forget(job)

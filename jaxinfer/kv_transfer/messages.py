@@ -1,14 +1,26 @@
 """What a decode engine and a prefill engine say to each other: msgpack over ZeroMQ."""
 
+from typing import Annotated
+
 import msgspec
 
+from jaxinfer.config_disaggregation import MAX_SECONDS
 from jaxinfer.kv_transfer.layout import EngineCard
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
-    """From the decode engine, at every heartbeat: it is there, and this is what it can take."""
+    """From the decode engine, at every heartbeat: it is there, and this is what it can take.
+
+    Attributes:
+        heartbeat: seconds between two of these.
+        timeout: seconds after which it waits for no fetch any more.
+    """
 
     card: EngineCard
+    heartbeat: Seconds
+    timeout: Seconds
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True, array_like=True):

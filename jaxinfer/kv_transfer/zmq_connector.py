@@ -33,7 +33,6 @@ class ZmqConnector:
                 payload,
                 sender(),
                 self.stats,
-                heartbeat=config.heartbeat,
                 max_buffered=config.max_buffered,
             )
         if config.decodes:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jaxinfer.kv_cache.manager import KVCacheManager, PrefixHit
 from jaxinfer.request import Sequence, Status
+from jaxinfer.scheduler.choices import parent_to_share
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Fetches:
         """Sorted, most urgent first."""
         self._first: dict[Sequence, bytes] = {}
         """Digest of the first block that each of them waits for."""
+        self.num_prompt_tokens = 0
+        """Of those that are fetched."""
         self._started: list[Fetch] = []
         self._dropped: list[Sequence] = []
 
@@ -63,11 +66,14 @@ class Fetches:
         return self._policy is not None and len(self.fetching) >= self._policy.max_fetches
 
     def candidate(self, seq: Sequence) -> bool:
-        """Whether another engine may compute the prompt of a waiting sequence, if little of it is here."""
+        """Whether another engine may compute the prompt of a waiting sequence, if little of it is here. A choice that
+        can share the blocks of another one asks nobody."""
         policy = self._policy
         if policy is None or not seq.may_fetch or any(seq.tables):
             return False
-        return self._num_tokens(seq) >= policy.min_tokens and policy.available()
+        if self._num_tokens(seq) < policy.min_tokens or not policy.available():
+            return False
+        return parent_to_share(seq, self._kv) is None
 
     def hit(self, seq: Sequence) -> PrefixHit | None:
         """What is here of a candidate's prompt; None if so little is missing that it is computed here."""
@@ -90,6 +96,7 @@ class Fetches:
         if seq.num_cached < 0:
             seq.num_cached = min(len(table) for table in hit.tables) * self._kv.block_size
         bisect.insort(self.fetching, seq, key=self._key)
+        self.num_prompt_tokens += seq.num_prompt
         self._first[seq] = self._first_missing(seq, hit)
         self._started.append(Fetch(seq, num_tokens, missing))
         return True
@@ -97,6 +104,7 @@ class Fetches:
     def remove(self, seq: Sequence) -> None:
         """Takes note that a sequence does not wait for blocks any more."""
         self.fetching.remove(seq)
+        self.num_prompt_tokens -= seq.num_prompt
         del self._first[seq]
         self._started = [fetch for fetch in self._started if fetch.seq is not seq]
 

@@ -7,9 +7,11 @@ from jaxinfer.config import SchedulerConfig
 from jaxinfer.drafts import NO_DRAFTS, Drafts
 from jaxinfer.kv_cache.manager import BlockCopy, KVCacheManager, PrefixHit
 from jaxinfer.request import FinishReason, QueueFullError, RequestError, Sequence, Status
+from jaxinfer.scheduler.choices import parent_to_share, waits_for_parent
 from jaxinfer.scheduler.fetching import Fetches, FetchPolicy
 from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 from jaxinfer.scheduler.queue import WaitingQueue
+from jaxinfer.scheduler.scheduling_pass import Pass
 
 
 class Scheduler:
@@ -31,7 +33,7 @@ class Scheduler:
         """Sorted, most urgent first."""
         self.fetches = Fetches(fetch, kv, self.waiting.key)
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._pass = _Pass(0)
+        self._pass = Pass(0)
         self._unreported_preemptions = 0
 
     # ---- the life of a sequence
@@ -51,9 +53,9 @@ class Scheduler:
             raise RequestError(
                 f"{asked}, but at most {limit} sequences may wait", "prompt" if several else "n"
             )
-        if limit is not None and len(self.waiting) + len(sequences) > limit:
-            raise QueueFullError(f"{len(self.waiting)} sequences are waiting and the limit is {limit}")
-        tokens = self.waiting.num_prompt_tokens
+        if limit is not None and self.num_waiting + len(sequences) > limit:
+            raise QueueFullError(f"{self.num_waiting} sequences are waiting and the limit is {limit}")
+        tokens = self.num_waiting_tokens
         added = sum(seq.num_prompt for seq in sequences)
         if token_limit is not None and tokens and tokens + added > token_limit:
             raise QueueFullError(f"{tokens} prompt tokens are waiting and the limit is {token_limit}")
@@ -107,6 +109,16 @@ class Scheduler:
         """Whether another pass would find the same as the last one until a fetch ends."""
         return bool(self.fetches.fetching) and not self._pass.preempted
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a batch slot or for blocks from another engine."""
+        return len(self.waiting) + len(self.fetches.fetching)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of these."""
+        return self.waiting.num_prompt_tokens + self.fetches.num_prompt_tokens
+
     def live_sequences(self) -> Iterable[Sequence]:
         yield from self.running
         yield from self.fetches.fetching
@@ -132,7 +144,7 @@ class Scheduler:
             batches: that are in flight at the same time. If there are several, none takes more than its share of the
                 sequences, so that the others have some.
         """
-        self._pass = _Pass(self.config.max_num_batched_tokens, busy, self._share(batches))
+        self._pass = Pass(self.config.max_num_batched_tokens, busy, self._share(batches))
         running = list(self.running)
         for index, seq in enumerate(running):
             if self._pass.full:
@@ -183,14 +195,14 @@ class Scheduler:
         if self._pass.preempted:
             return
         for seq in list(self.waiting):
-            if seq.num_in_flight or seq in self._pass.busy or self._waits_for_parent(seq):
+            if seq.num_in_flight or seq in self._pass.busy or waits_for_parent(seq, self._pass.admitted):
                 continue
             if self.fetches.candidate(seq):
-                hit = None if self.fetches.full else self.fetches.hit(seq)
-                wanted = hit is not None and not self.fetches.on_their_way(seq, hit)
-                if hit is not None and wanted and not self._fetch(seq, hit):
-                    return
-                if hit is not None or self.fetches.full:
+                hit = self.fetches.hit(seq)
+                if hit is not None:
+                    waits = self.fetches.full or self.fetches.on_their_way(seq, hit)
+                    if not waits and not self._fetch(seq, hit):
+                        return
                     continue
             if len(self._pass.planned) >= self._pass.most:
                 return
@@ -230,23 +242,15 @@ class Scheduler:
         return True
 
     def _admit(self, seq: Sequence) -> bool:
-        parent = seq.parent
-        shared = seq.num_prompt - 1
+        parent = parent_to_share(seq, self.kv)
         copies: list[BlockCopy] | None
         if any(seq.tables):  # computed elsewhere
             computed = seq.num_computed
             count = min(seq.num_tokens - computed, self._pass.budget, self._chunk_limit(seq, computed))
             copies = [] if self.kv.extend(seq, computed + count) else None
-        elif (
-            parent is not None
-            and parent.status is Status.RUNNING
-            and seq.num_tokens == seq.num_prompt
-            and shared > 0
-            and self.kv.can_fork(parent, shared)
-        ):
-            copies = self.kv.fork(parent, seq, shared)
-            computed = shared
-            count = 1
+        elif parent is not None:
+            computed, count = seq.num_prompt - 1, 1
+            copies = self.kv.fork(parent, seq, computed)
             if copies is not None and not self.kv.extend(seq, seq.num_prompt):
                 self.kv.release(seq)
                 copies = None
@@ -267,20 +271,6 @@ class Scheduler:
         self._pass.admitted[seq] = copies
         self._pass.plan(seq, count)
         return True
-
-    def _waits_for_parent(self, seq: Sequence) -> bool:
-        """A choice waits until its common prompt is computed by a step that is dispatched.
-
-        A parent that returns in this very pass may itself wait for copies, and all copies of a step read before they
-        write.
-        """
-        parent = seq.parent
-        return (
-            parent is not None
-            and parent.status is not Status.FINISHED
-            and seq.num_tokens == seq.num_prompt
-            and (parent.num_computed < parent.num_prompt or parent in self._pass.admitted)
-        )
 
     def _take_budget_for(self, seq: Sequence) -> bool:
         """Under the priority policy, unplans a strictly less urgent sequence, which keeps its slot and blocks."""
@@ -400,40 +390,4 @@ class Scheduler:
         assert all(seq.status is Status.FETCHING and seq.slot < 0 for seq in fetching)
         assert all(seq.status is Status.WAITING for seq in self.waiting)
         assert all(seq.num_committed or not any(seq.tables) for seq in self.waiting)
-
-
-class _Pass:
-    """What one scheduling pass has given out so far.
-
-    Attributes:
-        busy: sequences of other batches.
-        most: sequences that the step may have.
-        displaced: running sequences whose plan was cancelled in favour of more urgent ones, and the tokens that were
-            planned; least urgent first.
-    """
-
-    def __init__(self, budget: int, busy: Container[Sequence] = frozenset(), most: int = 0) -> None:
-        self.budget = budget
-        self.busy = busy
-        self.most = most
-        self.planned: dict[Sequence, int] = {}
-        self.drafts: dict[Sequence, Drafts] = {}
-        self.admitted: dict[Sequence, list[BlockCopy]] = {}
-        self.displaced: list[tuple[Sequence, int]] = []
-        self.preempted = 0
-
-    @property
-    def full(self) -> bool:
-        return self.budget == 0 or len(self.planned) >= self.most
-
-    def plan(self, seq: Sequence, count: int, drafts: Drafts = NO_DRAFTS) -> None:
-        assert count > 0, "a planned sequence computes at least one token"
-        self.planned[seq] = count + len(drafts)
-        self.budget -= count + len(drafts)
-        if drafts:
-            self.drafts[seq] = drafts
-
-    def cancel(self, seq: Sequence) -> None:
-        self.drafts.pop(seq, None)
-        self.budget += self.planned.pop(seq, 0)
-        self.admitted.pop(seq, None)
+        assert self.num_waiting_tokens == sum(seq.num_prompt for seq in [*self.waiting, *fetching])

@@ -10,39 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.request import QueueFullError, RequestError, Status
-from jaxinfer.sampling_params import SamplingParams
-from tests.support.engines import assert_clean, config, ids
-from tests.support.linked_engines import Pair, trouble
+from tests.support.engines import assert_clean, config
+from tests.support.linked_engines import PROMPT, Pair, add, alone, computed, pair, tokens, trouble
 from tests.support.scenarios import Ask, Scenario, ask_of, expected, settings_of
-from tests.support.shadow_runner import ShadowModel, histories
+from tests.support.shadow_runner import ShadowModel
 
 pytestmark = pytest.mark.feature("disaggregation")
-
-PROMPT = [i % 5 for i in range(23)]
-
-
-def pair(windows: tuple[int | None, ...] = (None,), model: ShadowModel | None = None, **options: Any) -> Pair:
-    values = {"block_size": 4, "num_blocks": 40, "max_num_batched_tokens": 32, "chunk_size": 8, **options}
-    return Pair(config(**values), model or ShadowModel(), windows=windows)
-
-
-def add(pair: Pair, name: str, prompt: list[int], **params: Any) -> list:
-    values = {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True, "detokenize": False, **params}
-    sequences = pair.decode.inputs.process(name, ids(prompt), SamplingParams(**values))
-    pair.decode.core.add(sequences)
-    return sequences
-
-
-def tokens(news: list, name: str) -> list[int]:
-    return [token for delta in news if delta.request_id == name for token in delta.token_ids]
-
-
-def alone(prompt: list[int], count: int = 5) -> list[int]:
-    return ShadowModel().greedy_tokens(histories(None, prompt)[-1], count)
-
-
-def computed(engine) -> int:
-    return engine.core.stats.computed_tokens
 
 
 def test_the_tokens_are_those_of_one_engine_and_only_missing_blocks_travel() -> None:

@@ -9,11 +9,13 @@ from safetensors.numpy import load_file, save_file
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.config_values import ConfigError
+from jaxinfer.engine import build
 from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.model_setup import ModelSetup, set_up_model
 from jaxinfer.engine.remote_setup import block_layout, block_transfers, fingerprint, make_connector
 from jaxinfer.engine.thread_client import ThreadClient
 from jaxinfer.kv_transfer.layout import BlockLayout
+from jaxinfer.kv_transfer.transports import nixl
 from jaxinfer.kv_transfer.zmq_connector import ZmqConnector
 from tests.support import tiny_checkpoint
 from tests.support.two_engines import COMMON, complete, until_clean
@@ -82,6 +84,35 @@ def test_engines_of_one_checkpoint_find_each_other_and_others_are_refused(model)
         prefill.close()
 
 
+def test_a_transport_that_is_missing_is_told_before_weights_are_read(model, monkeypatch) -> None:
+    monkeypatch.setattr(nixl, "_PACKAGES", ("nixl_that_nobody_has",))
+    monkeypatch.setattr(build, "load_weights", lambda *_: pytest.fail("weights were read"))
+    config, _ = set_up(model, **{"disaggregation.transport": "nixl", "compile.cache_dir": "none"})
+    with pytest.raises(
+        ConfigError, match="'nixl' is not installed: there is no package nixl_that_nobody_has"
+    ):
+        build_engine(config)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_connector(model, monkeypatch) -> None:
+    def fail(*_) -> None:
+        raise ValueError("broken weights")
+
+    made: list[ZmqConnector] = []
+
+    def remember(*args) -> ZmqConnector:
+        made.append(connector(model))
+        return made[0]
+
+    monkeypatch.setattr(build, "make_connector", remember)
+    monkeypatch.setattr(build, "_load", fail)
+    config, _ = set_up(model, **{"compile.cache_dir": "none"})
+    with pytest.raises(ValueError, match="broken weights"):
+        build_engine(config)
+    assert made[0].server is not None
+    assert made[0].server._context.closed
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_engines_built_from_configurations_share_a_prompt(model) -> None:
@@ -93,14 +124,14 @@ def test_engines_built_from_configurations_share_a_prompt(model) -> None:
     }
     small |= {f"disaggregation.{name}": value for name, value in COMMON.items()}
 
-    def build(**values) -> ThreadClient:
+    def built(**values) -> ThreadClient:
         settings = {f"disaggregation.{name}": value for name, value in values.items()}
         return ThreadClient(build_engine(EngineConfig.load(str(model), {**small, **settings})))
 
     async def main() -> None:
-        prefill = build(role="prefill", bind="tcp://127.0.0.1:0")
+        prefill = built(role="prefill", bind="tcp://127.0.0.1:0")
         server = prefill.engine.core.remote._connector.server  # type: ignore[union-attr]
-        decode = build(role="decode", peers=[server.address], min_tokens=32)
+        decode = built(role="decode", peers=[server.address], min_tokens=32)
         prompt = [i * 7 % 250 for i in range(100)]
         alone = await complete(prefill, "a", prompt)
         await prefill.reset_prefix_cache()

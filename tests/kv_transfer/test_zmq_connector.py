@@ -1,71 +1,19 @@
 """Both ends of a connection in one process: what is said, what is checked, and what happens when somebody is silent."""
 
-import queue
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import msgspec
 import numpy as np
 import pytest
 import zmq
 
-from jaxinfer.config_disaggregation import DisaggregationConfig
 from jaxinfer.config_values import ConfigError
-from jaxinfer.kv_transfer.connector import Arrived, Asked, Blocks, Cancelled, Ended, Event
-from jaxinfer.kv_transfer.layout import BlockLayout
-from jaxinfer.kv_transfer.messages import Ask, End, Hello, Piece, Welcome, decode_from_decode, encode
+from jaxinfer.kv_transfer.connector import Arrived, Asked, Blocks, Cancelled, Ended
+from jaxinfer.kv_transfer.messages import Ask, End, Piece, Welcome, decode_from_decode, encode
 from jaxinfer.kv_transfer.quantization import dequantize, quantize
 from jaxinfer.kv_transfer.transport import TransferError
 from jaxinfer.kv_transfer.transports.nixl import Room
-from jaxinfer.kv_transfer.zmq_connector import ZmqConnector
+from tests.support.connectors import DIGEST, LAYOUT, Engine, ask, connected, content, until
 
 pytestmark = pytest.mark.feature("disaggregation")
-
-LAYOUT = BlockLayout((2, 2, 1), ((4, 4), (4, 4), (8, 2)), (0, 1, 0), (None, 8), 4, "float32")
-DIGEST = b"d" * 16
-
-
-class Engine:
-    """A started connector and its events."""
-
-    def __init__(self, role: str, layout: BlockLayout = LAYOUT, print_: str = "f", **options) -> None:
-        values = {"heartbeat": 0.2, "timeout": 20.0, "connect_timeout": 20.0, "bind": "tcp://127.0.0.1:0"}
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        config = DisaggregationConfig(role=role, **{**values, **options})
-        self.connector = ZmqConnector(config, layout, f"model-{role}", print_)
-
-    def start(self) -> None:
-        self.connector.start(self.events.put)
-
-    def next(self, timeout: float = 20.0) -> Event:
-        return self.events.get(timeout=timeout)
-
-
-@contextmanager
-def connected(prefill: dict | None = None, **options) -> Iterator[tuple[Engine, Engine]]:
-    there = Engine("prefill", **(prefill or {}))
-    there.start()
-    assert there.connector.server is not None
-    here = Engine("decode", peers=(there.connector.server.address,), **options)
-    try:
-        here.start()
-        yield here, there
-    finally:
-        here.connector.close()
-        there.connector.close()
-
-
-def ask(fetch: int = 1, first=(0, 1), blocks: int = 3) -> Ask:
-    return Ask(fetch, tuple(range(blocks * 4)), first, DIGEST, 0, None)
-
-
-def content(layers, count: int, dtype=np.float32) -> tuple[np.ndarray, ...]:
-    rng = np.random.default_rng(count)
-    return tuple(
-        rng.standard_normal(dims).astype(dtype) for layer in layers for dims in LAYOUT.shapes(layer, count)
-    )
-
 
 PIECES = [(0, (0,), 0, 2), (1, (1,), 1, 3), (0, (2,), 0, 2), (0, (0, 2), 2, 3)]
 
@@ -77,13 +25,6 @@ def send_all(there: Engine, job) -> dict:
         there.connector.save(job, Blocks(group, layers, start, stop, sent[group, layers, start, stop]))
     there.connector.finished(job, None)
     return sent
-
-
-def until(condition) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def test_blocks_come_as_they_were_sent() -> None:
@@ -209,26 +150,6 @@ def test_a_prefill_engine_that_stops_ends_its_fetches() -> None:
         there.connector.close = lambda: None  # type: ignore[method-assign]
 
 
-def test_a_decode_engine_that_is_silent_is_lost() -> None:
-    there = Engine("prefill")
-    there.start()
-    context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.connect(there.connector.server.address)
-    fake = Engine("decode", peers=("tcp://127.0.0.1:9",))
-    socket.send(encode_hello(fake))
-    socket.recv()
-    socket.send(encode(ask()))
-    job = there.next().job
-    there.connector.save(job, Blocks(0, (0,), 0, 2, content((0,), 2)))
-    assert there.next() == Cancelled(job)
-    until(lambda: there.connector.server.num_jobs == 0)
-    socket.close(0)
-    context.term()
-    fake.connector.close()
-    there.connector.close()
-
-
 def test_more_than_the_buffer_holds_ends_the_job() -> None:
     with connected({"max_buffered": 10}) as (here, there):
         here.connector.load(ask())
@@ -236,10 +157,6 @@ def test_more_than_the_buffer_holds_ends_the_job() -> None:
         there.connector.save(job, Blocks(0, (0,), 0, 2, content((0,), 2)))
         assert "more than 10 bytes" in here.next().error
         assert there.next() == Cancelled(job)
-
-
-def encode_hello(end: Engine) -> bytes:
-    return encode(Hello(end.connector.client._card))
 
 
 class Impostor:

@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.config import EngineConfig
@@ -19,10 +20,12 @@ from jaxinfer.kv_transfer.connector import (
 )
 from jaxinfer.kv_transfer.messages import Ask
 from jaxinfer.observability.snapshot import TransferStats
+from jaxinfer.sampling_params import SamplingParams
 from tests.support import engines
-from tests.support.shadow_runner import ShadowModel, ShadowRunner
+from tests.support.shadow_runner import ShadowModel, ShadowRunner, histories
 
 PEER = b"decoder"
+PROMPT = [i % 5 for i in range(23)]
 
 
 @dataclass
@@ -220,6 +223,39 @@ def _engine(settings, role, model, windows, connector, options) -> Engine:
     )
     runners[0].kv = engine.core.scheduler.kv
     return engine
+
+
+def pair(
+    windows: tuple[int | None, ...] = (None,),
+    model: ShadowModel | None = None,
+    *,
+    max_fetches: int = 8,
+    **options: Any,
+) -> Pair:
+    """Engines of small blocks and chunks; ``options`` are those of ``engines.config``."""
+    values = {"block_size": 4, "num_blocks": 40, "max_num_batched_tokens": 32, "chunk_size": 8, **options}
+    return Pair(engines.config(**values), model or ShadowModel(), windows=windows, max_fetches=max_fetches)
+
+
+def add(pair: Pair, name: str, prompt: list[int], **params: Any) -> list:
+    """Gives the decode engine a request; its sequences."""
+    values = {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True, "detokenize": False, **params}
+    sequences = pair.decode.inputs.process(name, engines.ids(prompt), SamplingParams(**values))
+    pair.decode.core.add(sequences)
+    return sequences
+
+
+def tokens(news: list, name: str) -> list[int]:
+    return [token for delta in news if delta.request_id == name for token in delta.token_ids]
+
+
+def alone(prompt: list[int], count: int = 5) -> list[int]:
+    """What follows a prompt that one engine computes."""
+    return ShadowModel().greedy_tokens(histories(None, prompt)[-1], count)
+
+
+def computed(engine: Engine) -> int:
+    return engine.core.stats.computed_tokens
 
 
 def trouble(rng: random.Random, link: Link) -> None:

@@ -42,7 +42,7 @@ def _api() -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-    raise ImportError(f"disaggregation.transport is 'nixl', but none of {', '.join(_PACKAGES)} is installed")
+    raise ImportError(f"there is no package {' or '.join(_PACKAGES)}")
 
 
 class _Agent:
