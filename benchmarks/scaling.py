@@ -194,19 +194,23 @@ def draw(plans: dict[str, dict[str, Plan | None]]) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5.5))
     one_pool = replace(ALL, disaggregated=False)
     kept = [label for label in plans[MODELS[0]] if not label.startswith("all but")]
-    for name in MODELS:
+    width = 0.8 / len(MODELS)
+    for number, name in enumerate(MODELS):
         found = [(limit, plan(name, "h200", one_pool, replace(LOAD, tpot=limit))) for limit in LIMITS]
         points = [(limit * 1e3, p.tokens_per_device) for limit, p in found if p is not None]
         left.plot(*zip(*points), marker="o", label=name)
-        bars = [plans[name][label] for label in kept]
-        right.plot(range(len(kept)), [p.devices if p else None for p in bars], marker="o", label=name)
+        # No bar where nothing serves the load.
+        bars = [(i, p.devices) for i, label in enumerate(kept) if (p := plans[name][label]) is not None]
+        places = [i + (number - (len(MODELS) - 1) / 2) * width for i, _ in bars]
+        right.bar(places, [devices for _, devices in bars], width, label=name)
     left.set(xlabel="limit of TPOT, ms", ylabel="output tokens/s per GPU", xscale="log", yscale="log")
     left.set_title("H200, fp8, half of the prompts cached, speculation, one pool")
     right.set_xticks(range(len(kept)), kept, rotation=30, ha="right")
     right.set(ylabel="H200s", yscale="log")
     right.set_title("1.4 M requests/s: nothing, each technique alone, all")
     for axes in (left, right):
-        axes.grid(alpha=0.3, which="both")
+        axes.grid(alpha=0.3, which="both", axis="both" if axes is left else "y")
+        axes.set_axisbelow(True)
         axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(IMAGE, dpi=100)

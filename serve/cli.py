@@ -175,6 +175,10 @@ def launch(
     those of `serve`. If a process ends, all are replaced."""
     from serve.launch import launch as start
 
+    if any(argument.split("=")[0] == "--replicas" for argument in context.args):
+        raise ConfigError(
+            "--replicas: an engine of several processes cannot be a replica; allowed is `serve`"
+        )
     _log(verbose=True)
     sys.exit(start(hosts, restarts, context.args))
 

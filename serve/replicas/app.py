@@ -42,10 +42,10 @@ def create_ingress(models: Sequence[ServedModel], server: ServerConfig, name: st
         contexts.append(make_context(model.client, model.config, own))
         metrics.append(own)
     apps = [model_app(context) for context in contexts]
-    for app in apps:
-        openapi.install(app, package_version())
+    openapi.install(apps[0], package_version())
     shown = IngressMetrics(metrics, name)
     ingress = bare_app(lambda error: as_api_error(error, server.retry_after), make_middleware(shown, server))
+    ingress.openapi = apps[0].openapi  # type: ignore[method-assign]  # all models have the same routes
     ingress.include_router(_router(contexts, [model.client for model in models], shown))
     by_name = {n: app for context, app in zip(contexts, apps) for n in context.model_names}
     ingress.router.default = ByModel(by_name, apps[0])
@@ -76,11 +76,13 @@ def _router(
             raise unknown_model(model, by_name)
         return json_answer(describe(model))
 
+    @routes.head("/health")
     @routes.get("/health")
     async def health() -> Response:
         """The ingress works; replicas that do not are replaced."""
         return json_answer(Health("ok"))
 
+    @routes.head("/ready")
     @routes.get("/ready")
     async def ready() -> Response:
         await refresh()
@@ -107,7 +109,11 @@ def _router(
 
     @routes.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:
-        return json_answer(ResetCache(sum([await client.reset_prefix_cache() for client in clients])))
+        try:
+            blocks = [await client.reset_prefix_cache() for client in clients]
+        except TimeoutError as error:
+            raise APIError(503, f"not all prefix caches were reset: {error}") from None
+        return json_answer(ResetCache(sum(blocks)))
 
     return routes
 

@@ -1,6 +1,8 @@
 """ReplicasClient: the replicas of one model as one engine."""
 
 import asyncio
+import logging
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -22,6 +24,12 @@ from serve.replicas.config import ModelPool
 from serve.replicas.flight import Flight, FlightRules
 from serve.replicas.totals import total
 from serve.replicas.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+KEEP_REPORTS = 120.0
+"""Seconds for which old reports stand for replicas that cannot be asked. One that hangs lets nobody be heard, and is
+replaced after three health checks of 30 s."""
 
 
 class ReplicasClient:
@@ -49,6 +57,7 @@ class ReplicasClient:
         self._streams = StreamTable(config.server.max_buffered_tokens, self._abort_keys)
         self._flights: dict[str, Flight] = {}
         self._reports: dict[str, wire.Report] = {}
+        self._reported = time.monotonic()
         self._draining = False
         self._stopped = False
 
@@ -115,9 +124,17 @@ class ReplicasClient:
             self._abort_keys([key])
 
     async def refresh(self) -> Mapping[str, wire.Report]:
-        """The newest numbers of every replica that answers, by its name."""
-        reports = [wire.decode_report(data) for data in await self._transport.reports()]
-        self._reports = {report.replica: report for report in reports}
+        """The newest numbers of every replica, by its name. Where one does not answer, those of before, for
+        ``KEEP_REPORTS`` seconds; then none."""
+        try:
+            answers = await self._transport.reports()
+        except TimeoutError as error:
+            logger.warning("numbers are old: %s", error)
+            if time.monotonic() - self._reported > KEEP_REPORTS:
+                self._reports = {}
+            return self._reports
+        self._reports = {report.replica: report for report in map(wire.decode_report, answers)}
+        self._reported = time.monotonic()
         return self._reports
 
     @property
@@ -143,6 +160,9 @@ class ReplicasClient:
             raise EngineDrainingError("the server is shutting down")
 
     async def reset_prefix_cache(self) -> int:
+        """Raises:
+        TimeoutError: a replica does not answer.
+        """
         return await self._transport.reset_prefix_cache()
 
     async def start_profile(self, directory: str) -> None:

@@ -14,6 +14,8 @@ from serve.context import served_names
 
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+REPORT_INTERVAL = 10.0
+"""Seconds between two reports of a replica for scaling; Ray's, whose setting for it is deprecated."""
 
 
 class RoutingConfig(Scope):
@@ -68,7 +70,7 @@ class ScalingConfig(Scope):
         target_requests: requests in flight, waiting ones included, that one replica is wanted for.
         target_kv_usage: share of its KV cache that a replica is to have in use.
         upscale_delay, downscale_delay: seconds for which more or fewer replicas must have been wanted.
-        interval: seconds between two looks at the load.
+        look_back: seconds over which the load is averaged. Replicas report it every 10 s, so it has to be longer.
         peaks: scheduled minimums.
         timezone: of the peaks, such as Europe/Berlin.
     """
@@ -79,7 +81,7 @@ class ScalingConfig(Scope):
     target_kv_usage: float = Field(default=0.7, gt=0, le=1)
     upscale_delay: float = Field(default=10, ge=0)
     downscale_delay: float = Field(default=300, ge=0)
-    interval: float = Field(default=5, gt=0)
+    look_back: float = Field(default=15, gt=REPORT_INTERVAL)
     peaks: tuple[Peak, ...] = ()
     timezone: str = "UTC"
 
@@ -114,12 +116,13 @@ class ResourcesConfig(Scope):
     """What Ray reserves for one replica on a node.
 
     Attributes:
-        num_cpus, num_gpus: of the node; a replica of a model on n GPUs (``parallel``) needs n.
+        num_cpus: of the node.
+        num_gpus: of the node. Absent: the devices of ``parallel`` where the cluster has GPUs, else none.
         environment: variables of the replica's process.
     """
 
     num_cpus: float = Field(default=1, ge=0)
-    num_gpus: float = Field(default=0, ge=0)
+    num_gpus: float | None = Field(default=None, ge=0)
     environment: Mapping[str, str] = Field(default_factory=dict)
 
 
@@ -217,6 +220,7 @@ class ReplicasConfig(Scope):
                     f"{served_names(engine)[0]}: server.api_keys would have no effect; keys are those of the ingress "
                     "(ingress.api_keys), for all models"
                 )
+            _check_alone(engine)
         return engines
 
     @classmethod
@@ -225,6 +229,23 @@ class ReplicasConfig(Scope):
         ConfigError: lists every problem.
         """
         return validated(cls, tree, source)
+
+
+def _check_alone(engine: EngineConfig) -> None:
+    """Raises:
+    ConfigError: the replicas would need addresses of their own, and all have this configuration.
+    """
+    name = served_names(engine)[0]
+    if engine.hosts.several:
+        raise ConfigError(
+            f"{name}: hosts.count is {engine.hosts.count}: a replica is one process on one node; an engine on several "
+            "hosts is served without --replicas"
+        )
+    if engine.disaggregation.prefills:
+        raise ConfigError(
+            f"{name}: disaggregation.role is {engine.disaggregation.role!r}: replicas on a node would all listen at "
+            f"{engine.disaggregation.bind}; allowed are none and decode"
+        )
 
 
 def check_names(names: Sequence[Sequence[str]]) -> None:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
@@ -22,6 +23,7 @@ from serve.context import served_names
 from serve.replicas.app import ServedModel, create_ingress
 from serve.replicas.client import ReplicasClient
 from serve.replicas.config import ModelPool, ReplicasConfig, ScalingConfig
+from serve.replicas.gpus import with_gpus
 from serve.replicas.policy import RouteKey
 from serve.replicas.ray_scaling import DemandPolicy
 from serve.replicas.ray_transport import RayTransport
@@ -35,8 +37,6 @@ MAX_ONGOING = 8192
 STATS_INTERVAL = 1.0
 HEALTH_INTERVAL = 2.0
 ENGINE_INTERVAL = 0.25
-LOOK_BACK = 2.0
-"""Intervals over which Ray averages what replicas report for scaling."""
 NAME = "jaxinfer"
 
 
@@ -121,9 +121,14 @@ def build_app(args: Mapping[str, Any]) -> Application:
 def application(config: ReplicasConfig, source: EngineSource | None = None) -> Application:
     """Args:
     source: where engines come from; benchmarks bring theirs.
+
+    Raises:
+        ConfigError: the configuration of a model is wrong, or its replicas would share GPUs.
     """
+    engines = config.engines()
+    config = with_gpus(config, engines, gpus_of_cluster(), os.environ)
     bound: list[Any] = []
-    for pool, engine in zip(config.models, config.engines()):
+    for pool, engine in zip(config.models, engines, strict=True):
         deployment = serve.deployment(EngineReplica).options(**_engine_options(pool, engine))
         bound += [
             engine.model_dump_json(),
@@ -137,6 +142,11 @@ def application(config: ReplicasConfig, source: EngineSource | None = None) -> A
         graceful_shutdown_timeout_s=config.ingress.shutdown_timeout,
     )
     return ingress.bind(config.model_dump_json(), *bound)
+
+
+def gpus_of_cluster() -> float:
+    """None without one, as when Ray Serve builds a file for later."""
+    return float(ray.cluster_resources().get("GPU", 0)) if ray.is_initialized() else 0.0
 
 
 def _engine_options(pool: ModelPool, engine: EngineConfig) -> dict[str, Any]:
@@ -170,7 +180,7 @@ def _autoscaling(scaling: ScalingConfig) -> AutoscalingConfig:
         max_replicas=scaling.max_replicas,
         upscale_delay_s=scaling.upscale_delay,
         downscale_delay_s=scaling.downscale_delay,
-        look_back_period_s=LOOK_BACK * scaling.interval,
+        look_back_period_s=scaling.look_back,
         policy=AutoscalingPolicy(
             policy_function=DemandPolicy, policy_kwargs={"scaling": scaling.model_dump(mode="json")}
         ),

@@ -45,17 +45,22 @@ class RayTransport:
             response.cancel()
 
     async def reports(self) -> list[bytes]:
-        try:
-            return await self._ask_all("report")
-        except TimeoutError:
-            logger.warning("a replica does not answer within %g s", BROADCAST_TIMEOUT)
-            return []
+        return await self._ask_all("report")
 
     async def reset_prefix_cache(self) -> int:
         return sum(await self._ask_all("reset_prefix_cache"))
 
     async def _ask_all(self, method: str) -> list[Any]:
-        """Answers of the replicas; one that dies meanwhile has none."""
+        """Answers of the replicas; one that dies meanwhile has none.
+
+        Raises:
+            TimeoutError: one does not answer. Ray gives the answers of all or none.
+        """
         response = self._handle.broadcast(method)
-        answers = await response.results_async(timeout_s=BROADCAST_TIMEOUT, return_exceptions=True)
+        try:
+            answers = await response.results_async(timeout_s=BROADCAST_TIMEOUT, return_exceptions=True)
+        except DeploymentUnavailableError:  # there is no replica now
+            return []
+        except TimeoutError:
+            raise TimeoutError(f"a replica does not answer within {BROADCAST_TIMEOUT:g} s") from None
         return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -27,6 +27,10 @@ def load(source: str, overrides: dict[str, Any]) -> ReplicasConfig:
         )
     engine = EngineConfig.load(source, overrides)
     scaling = ScalingConfig(min_replicas=DEFAULT_REPLICAS, max_replicas=DEFAULT_REPLICAS)
+    if not engine.server.port:
+        raise ConfigError(
+            "server.port is 0, which means any free one, but Ray has to be told; allowed are 1 to 65535"
+        )
     pool = ModelPool(config=source, overrides=overrides, scaling=scaling)
     return ReplicasConfig(models=(pool,), ingress=IngressConfig.like(engine.server))
 

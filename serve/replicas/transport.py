@@ -35,9 +35,17 @@ class Transport(Protocol):
         ...
 
     async def reports(self) -> list[bytes]:
-        """A ``Report`` of each replica that answers in time."""
+        """A ``Report`` of each replica; none of one that dies meanwhile.
+
+        Raises:
+            TimeoutError: a replica does not answer.
+        """
         ...
 
     async def reset_prefix_cache(self) -> int:
-        """Of all replicas; returns how many blocks were forgotten."""
+        """Of all replicas; returns how many blocks were forgotten.
+
+        Raises:
+            TimeoutError: a replica does not answer.
+        """
         ...

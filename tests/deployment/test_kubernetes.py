@@ -146,6 +146,30 @@ class TestContainers:
             }
             assert used <= claims
 
+    def test_a_first_start_does_not_count_as_failed(self) -> None:
+        for resource, template in TEMPLATES:
+            for container in template["spec"]["containers"]:
+                if "startupProbe" not in container:
+                    continue
+                start = (
+                    container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"]
+                )
+                if resource["kind"] == "Deployment":
+                    assert resource["spec"]["progressDeadlineSeconds"] > start
+                else:
+                    (data,) = [
+                        r["data"]
+                        for r in of_kind("ConfigMap")
+                        if r["metadata"]["name"] == resource["metadata"]["name"]
+                    ]
+                    hosts = yaml.safe_load(data["config.yaml"])["hosts"]
+                    assert 3600 <= hosts["start_timeout"] <= start
+
+    def test_keys_come_from_the_secret(self) -> None:
+        for container in CONTAINERS:
+            (keys,) = [v for v in container["env"] if v["name"] == "JAXINFER_SERVER__API_KEYS"]
+            assert keys["valueFrom"]["secretKeyRef"]["key"] == "api-keys"
+
     def test_pods_get_the_time_that_draining_takes(self) -> None:
         for pod in PODS:
             for container in pod["containers"]:
@@ -236,6 +260,15 @@ class TestReferences:
         (monitor,) = of_kind("PodMonitor")
         (expression,) = monitor["spec"]["selector"]["matchExpressions"]
         assert {found[expression["key"]] for found in labels} == set(expression["values"])
+
+    def test_jobs_have_the_name_that_alerts_look_for(self) -> None:
+        """The operator would call it <namespace>/jaxinfer."""
+        names = set(re.findall(r'job="([^"]+)"', (ROOT / "configs/prometheus/alerts.yaml").read_text()))
+        assert names
+        for monitor in of_kind("PodMonitor"):
+            for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+                set_names = {r["replacement"] for r in endpoint["relabelings"] if r["targetLabel"] == "job"}
+                assert set_names == names
 
     def test_only_leaders_get_requests(self) -> None:
         (group,) = of_kind("LeaderWorkerSet")

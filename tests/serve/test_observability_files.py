@@ -74,6 +74,11 @@ def check_expression(expression: str, exported: dict[str, set[str]]) -> None:
             assert all(label in exported[name] | {"instance", "job"} for name in names), (
                 f"{expression}: {label}"
             )
+    for matching in re.findall(r"\bon \(([^)]*)\)", expression):
+        # Behind an ingress, one instance has many engines: no pairs of numbers of different ones.
+        on = set(re.split(r",\s*", matching)) | {"instance"}
+        for name in names:
+            assert exported[name] <= on <= exported[name] | {"instance"}, f"{expression}: {name}"
     for left, right in ("()", "[]", "{}"):
         assert expression.count(left) == expression.count(right), expression
 

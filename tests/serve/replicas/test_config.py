@@ -1,15 +1,20 @@
 """From files and command lines to a configuration, and from there to engines."""
 
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from jaxinfer.config_values import ConfigError
+from serve.cli import app
 from serve.replicas.config import IngressConfig, ReplicasConfig
 from serve.replicas.continuation import obstacle
+from serve.replicas.gpus import check_room, with_gpus
 from serve.replicas.run import load, serve_replicas
+from serve.replicas.stop import Stop
 from serve.replicas.totals import total
 from tests.serve.replicas.test_flight import request
 
@@ -50,6 +55,88 @@ def test_what_does_not_go_together(tmp_path):
         ReplicasConfig.of(keys).engines()
     with pytest.raises(ConfigError, match=r"ingress\.prot: unknown key; did you mean port"):
         ReplicasConfig.of({"models": [{"config": ONE}], "ingress": {"prot": 1}})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"hosts.count": 2, "parallel.tensor": 2},
+            r"smollm2-135m: hosts.count is 2: a replica is one process",
+        ),
+        (
+            {"disaggregation.role": "prefill"},
+            r"role is 'prefill': replicas on a node would all listen at tcp",
+        ),
+        (
+            {"disaggregation.role": "both", "disaggregation.peers": ["tcp://10.0.0.1:5600"]},
+            r"role is 'both': .* allowed are none and decode",
+        ),
+    ],
+)
+def test_replicas_are_one_process_without_an_address(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        ReplicasConfig.of({"models": [{"config": ONE, "overrides": overrides}]}).engines()
+
+
+def test_replicas_may_ask_prefill_engines():
+    overrides = {"disaggregation.role": "decode", "disaggregation.peers": ["tcp://10.0.0.1:5600"]}
+    ReplicasConfig.of({"models": [{"config": ONE, "overrides": overrides}]}).engines()
+
+
+def test_any_free_port_is_not_for_ray(tmp_path):
+    with pytest.raises(ConfigError, match=r"server.port is 0, .* allowed are 1 to 65535"):
+        load(ONE, {"server.port": 0})
+    with pytest.raises(ConfigError, match=r"ingress.port"):
+        load(str(CONFIGS / "ray" / "two_models.yaml"), {"server.port": 0})
+
+
+def test_a_launched_engine_is_no_replica():
+    result = CliRunner().invoke(app, ["launch", "--hosts", "2", "--config", ONE, "--replicas", "ray"])
+    assert isinstance(result.exception, ConfigError)
+    assert "an engine of several processes cannot be a replica" in str(result.exception)
+
+
+def reserved(available: float, tensor: int = 1, environment=None, **resources) -> float:
+    pool = {"config": ONE, "overrides": {"parallel.tensor": tensor}, "resources": resources}
+    config = ReplicasConfig.of({"models": [pool]})
+    found = with_gpus(config, config.engines(), available, environment or {})
+    assert with_gpus(found, found.engines(), available, environment or {}) == found
+    return found.models[0].resources.num_gpus
+
+
+def test_replicas_have_gpus_of_their_own():
+    assert reserved(8) == 1
+    assert reserved(8, tensor=4) == 4
+    assert reserved(8, tensor=2, num_gpus=4) == 4
+    assert reserved(0) == reserved(0, num_gpus=0) == 0
+    assert reserved(8, environment={"JAX_PLATFORMS": "cpu"}) == 0
+    assert reserved(8, num_gpus=0, environment={"JAX_PLATFORMS": "cpu"}) == 0
+    with pytest.raises(ConfigError, match=r"num_gpus is 0, but a replica uses 1"):
+        reserved(8, num_gpus=0)
+    with pytest.raises(ConfigError, match=r"num_gpus is 1, but a replica uses 2"):
+        reserved(8, tensor=2, num_gpus=1)
+
+
+def test_a_machine_has_room_for_the_replicas():
+    config = load(ONE, {})
+    config = with_gpus(config, config.engines(), 1, {})
+    check_room(config, 2)
+    with pytest.raises(ConfigError, match=r"need 2 GPUs .* this machine has 1"):
+        check_room(config, 1)
+
+
+def test_signals_end_a_start_and_a_second_one_ends_all():
+    stop = Stop()
+    with pytest.raises(SystemExit) as caught:
+        stop(signal.SIGTERM)
+    assert caught.value.code == 143
+    stop.started()
+    stop(signal.SIGTERM)
+    assert stop.wait() == signal.SIGTERM
+    with pytest.raises(SystemExit) as caught:
+        stop(signal.SIGINT)
+    assert caught.value.code == 130
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

@@ -68,6 +68,7 @@ NINE = {"start": "09:00", "end": "10:00", "min_replicas": 1}
     ("scaling", "message"),
     [
         ({"min_replicas": 3, "max_replicas": 2}, r"min_replicas \(3\) is above max_replicas \(2\)"),
+        ({"look_back": 5}, r"look_back.*greater than 10"),
         ({"timezone": "Mars/Olympus"}, "is no time zone"),
         ({"peaks": [{**NINE, "min_replicas": 2}]}, "asks for 2 replicas, but max_replicas is 1"),
         ({"peaks": [{**NINE, "end": 1080}]}, "in quotes"),

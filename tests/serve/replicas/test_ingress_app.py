@@ -26,13 +26,16 @@ def settings(*names: str):
 
 
 def serve(
-    scenario: Callable[[httpx.AsyncClient], Awaitable[None]], *models: tuple[str, ...], **server
+    scenario: Callable[[httpx.AsyncClient], Awaitable[None]],
+    *models: tuple[str, ...],
+    fleet_type: type[Fleet] = Fleet,
+    **server,
 ) -> None:
     async def main() -> None:
         fleets, served = [], []
         for names in models:
             pool, config = ModelPool(config="test"), settings(*names)
-            fleet = Fleet(pool, lambda: engines.simulated(engines.config(), CostModel(base=0.001)), "ab")
+            fleet = fleet_type(pool, lambda: engines.simulated(engines.config(), CostModel(base=0.001)), "ab")
             served.append(ServedModel(config, await ReplicasClient.start(config, pool, fleet)))
             fleets.append(fleet)
         app = create_ingress(served, ServerConfig(**server), "ing0")
@@ -69,6 +72,58 @@ def test_one_model_answers_as_a_server_does():
         assert (await client.post("/start_profile")).status_code == 404
 
     serve(scenario, ("one",))
+
+
+def test_probes_may_ask_with_head():
+    async def scenario(client):
+        for path in ("/health", "/ready"):
+            answer = await client.head(path)
+            assert answer.status_code == 200, path
+
+    serve(scenario, ("one",), ("two",))
+
+
+def test_the_openapi_document_is_that_of_a_server():
+    async def scenario(client):
+        document = (await client.get("/openapi.json")).json()
+        shared = {"/v1/models", "/health", "/ready", "/load", "/metrics", "/reset_prefix_cache"}
+        assert shared | {"/v1/chat/completions", "/v1/completions", "/version"} <= set(document["paths"])
+        assert "Error" in document["components"]["schemas"]
+
+    serve(scenario, ("one",), ("two",))
+
+
+def test_one_replica_that_hangs_does_not_make_all_disappear(monkeypatch):
+    class Hanging(Fleet):
+        hangs = False
+
+        async def reports(self):
+            if self.hangs:
+                raise TimeoutError("a replica does not answer within 5 s")
+            return await super().reports()
+
+        async def reset_prefix_cache(self):
+            await self.reports()
+            return await super().reset_prefix_cache()
+
+    async def scenario(client):
+        def engines_of(text: str) -> int:
+            return text.count("\njaxinfer:engine_healthy{")
+
+        assert engines_of((await client.get("/metrics")).text) == 2
+        monkeypatch.setattr(Hanging, "hangs", True)
+        assert engines_of((await client.get("/metrics")).text) == 2
+        assert (await client.get("/ready")).status_code == 200
+        reset = await client.post("/reset_prefix_cache")
+        assert reset.status_code == 503
+        assert reset.json()["error"]["message"].endswith("a replica does not answer within 5 s")
+        monkeypatch.setattr("serve.replicas.client.KEEP_REPORTS", -1.0)
+        assert (await client.get("/ready")).status_code == 503, "for too long"
+        assert engines_of((await client.get("/metrics")).text) == 0
+        monkeypatch.setattr(Hanging, "hangs", False)
+        assert (await client.get("/ready")).status_code == 200
+
+    serve(scenario, ("one",), fleet_type=Hanging)
 
 
 def test_calls_go_to_the_model_that_they_name():

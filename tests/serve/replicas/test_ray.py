@@ -126,7 +126,7 @@ def test_a_rolling_update_fails_no_request(cluster):
 
 def test_one_replica_becomes_two_and_one_again(cluster):
     bounds = {"min_replicas": 1, "max_replicas": 2, "target_requests": 4}
-    scaling = {**bounds, "interval": 1, "upscale_delay": 1, "downscale_delay": 3}
+    scaling = {**bounds, "look_back": 11, "upscale_delay": 1, "downscale_delay": 3}
     cluster.deploy(fleet(pool(scaling=scaling)), replica_engine.source(STEP))
     assert len(cluster.metric("engine_healthy", MODEL)) == 1
     seen = [Streamed() for _ in range(16)]
