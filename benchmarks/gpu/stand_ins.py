@@ -1,7 +1,7 @@
 """Lets the engine run on an image that has JAX and NumPy only.
 
 The engine's modules import packages that a benchmark on random weights does not need: tokenizers, grammars, file
-formats. Where one is absent, an inert module takes its place: it can be imported, and every name in it is an empty
+formats, connections. Where one is absent, an inert module takes its place: it can be imported, and every name in it is an empty
 class. Three packages are used, and get a small stand-in each: flax (modules as trees of parameters), pydantic
 (configuration), msgspec (a struct). Installed packages are never replaced.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-INERT = ("yaml", "tokenizers", "jinja2", "gguf", "llguidance")
+INERT = ("yaml", "tokenizers", "jinja2", "gguf", "llguidance", "zmq")
 IMITATED = ("flax", "pydantic", "msgspec")
 
 _WORKS = "stand-in; the engine runs as with the package, weights and tokens are random anyway"

@@ -4,7 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-PROVIDES = ("BaseModel", "BeforeValidator", "ConfigDict", "Field", "ValidationError", "model_validator")
+PROVIDES = (
+    "AfterValidator",
+    "BaseModel",
+    "BeforeValidator",
+    "ConfigDict",
+    "Field",
+    "ValidationError",
+    "field_validator",
+    "model_validator",
+)
 
 _REQUIRED = object()
 ConfigDict = dict
@@ -24,8 +33,17 @@ def Field(*, default: Any = _REQUIRED, **constraints: Any) -> Any:
     return _FieldInfo(default)
 
 
+def AfterValidator(function: Callable[[Any], Any]) -> Any:
+    return function
+
+
 def BeforeValidator(function: Callable[[Any], Any]) -> Any:
     return function
+
+
+def field_validator(*fields: str, **options: Any) -> Callable[[Any], Any]:
+    del fields, options
+    return lambda method: method
 
 
 def model_validator(**options: Any) -> Callable[[Any], Any]:
