@@ -4,8 +4,9 @@
     python -m benchmarks.speculation --config TARGET --drafter model --draft-model DRAFT --max-drafts 4 --task code
 
 The engines stand side by side and take turns, so that other load on the machine falls on all of them. Tasks: ``mixed``
-(half of the prompts ask for a copy of a text, half for something new), ``rewrite`` (a text with one word changed) and
-``code`` (ten small programs). Prints a table, and writes a plot with ``--plot`` and its figures beside it.
+(half of the prompts ask for a copy of a text, half for something new), ``rewrite`` (a text with one word changed, until
+the answer ends) and ``code`` (ten small programs). Prints a table, and writes a plot with ``--plot`` and its figures
+beside it.
 """
 
 import argparse
@@ -17,37 +18,24 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.speculation_tasks import TASKS, conversations, ignores_end
 from jaxinfer.config import EngineConfig
 from jaxinfer.llm import LLM
+from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-
-TEXT = (
-    "The river rises in the hills above the town and runs through three lakes before it reaches the sea. "
-    "In spring the water is high and the mills along its banks work day and night. Item {n}."
-)
-NEW = "Write a short story about a lighthouse keeper and number {n}."
-REWRITE = "Write this text again, with 'valley' instead of 'town' and nothing else changed: {text}"
-CODE = (
-    "Write a Python function that returns the n-th Fibonacci number.",
-    "Write a Python function that checks whether a string is a palindrome.",
-    "Write a Python class for a stack with push, pop and peek.",
-    "Write a Python function that merges two sorted lists.",
-    "Write a Python function that counts the words of a text file.",
-    "Write a Python implementation of binary search.",
-    "Write a Python function that flattens a nested list.",
-    "Write a Python function that reads a CSV file and sums a column.",
-    "Write a Python decorator that measures the time of a call.",
-    "Write a Python function that finds all prime numbers below n.",
-)
-TASKS = ("mixed", "rewrite", "code")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One run of one engine: seconds by the clock and of the processor, and what speculation did."""
+    """One run of one engine: seconds by the clock and of the processor, and what speculation did.
+
+    Attributes:
+        tpot: seconds per output token behind the first one of its request, on average: without the prompts.
+    """
 
     seconds: float
     cpu_seconds: float
+    tpot: float
     tokens: int
     steps: int
     drafted: int
@@ -67,26 +55,11 @@ def modes(options: argparse.Namespace) -> dict[str, dict[str, object]]:
     return {"off": {}, drafter: fixed, f"{drafter}, adaptive": {**fixed, "speculative.adaptive": True}}
 
 
-def question(task: str, n: int) -> str:
-    """The n-th request of a task."""
-    if task == "code":
-        return CODE[n % len(CODE)]
-    if task == "rewrite":
-        return REWRITE.format(text=TEXT.format(n=n))
-    return NEW.format(n=n) if n % 2 else f"Repeat this text word for word: {TEXT.format(n=n)}"
-
-
-def conversations(task: str, batch: int, requests: int) -> list[list[list[dict[str, str]]]]:
-    """The requests of a turn, in batches."""
-    every = [[{"role": "user", "content": question(task, n)}] for n in range(max(batch, requests))]
-    return [every[first : first + batch] for first in range(0, len(every), batch)]
-
-
 def take_turn(llm: LLM, task: str, batch: int, requests: int, tokens: int) -> Turn:
     stats = llm.engine.core.stats
     before = (stats.steps, stats.drafted_tokens, stats.accepted_tokens)
     started, cpu = time.perf_counter(), time.process_time()
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=ignores_end(task))
     outputs = [
         o for some in conversations(task, batch, requests) for o in llm.chat(some, params, progress=False)
     ]
@@ -94,7 +67,19 @@ def take_turn(llm: LLM, task: str, batch: int, requests: int, tokens: int) -> Tu
     after = (stats.steps, stats.drafted_tokens, stats.accepted_tokens)
     steps, drafted, accepted = (b - a for a, b in zip(before, after))
     count = sum(len(output.outputs[0].token_ids) for output in outputs)
-    return Turn(seconds, cpu, count, steps, drafted, accepted)
+    return Turn(seconds, cpu, _tpot(outputs), count, steps, drafted, accepted)
+
+
+def _tpot(outputs: list[RequestOutput]) -> float:
+    seconds, tokens = 0.0, 0
+    for output in outputs:
+        metrics = output.metrics
+        assert metrics is not None
+        assert metrics.finished_time is not None
+        assert metrics.first_token_time is not None
+        seconds += metrics.finished_time - metrics.first_token_time
+        tokens += len(output.outputs[0].token_ids) - 1
+    return seconds / tokens
 
 
 def main() -> None:
@@ -139,7 +124,14 @@ def main() -> None:
 
 def _table(best: dict[tuple[int, str], Turn]) -> Table:
     table = Table(
-        "batch", "speculation", "tok/s", "times off", "by processor time", "accepted", "tokens per pass"
+        "batch",
+        "speculation",
+        "tok/s",
+        "times off",
+        "by processor time",
+        "between tokens",
+        "accepted",
+        "tokens per pass",
     )
     for (batch, name), turn in best.items():
         off = best[batch, "off"]
@@ -149,6 +141,7 @@ def _table(best: dict[tuple[int, str], Turn]) -> Table:
             f"{turn.tokens / turn.seconds:.1f}",
             f"{off.seconds / turn.seconds:.2f}",
             f"{off.cpu_seconds / turn.cpu_seconds:.2f}",
+            f"{off.tpot / turn.tpot:.2f}",
             f"{turn.accepted} of {turn.drafted}",
             f"{turn.tokens_per_pass:.2f}",
         )

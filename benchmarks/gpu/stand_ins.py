@@ -1,8 +1,8 @@
 """Lets the engine run on an image that has JAX and NumPy only.
 
 The engine's modules import packages that a benchmark on random weights does not need: tokenizers, grammars, file
-formats, connections. Where one is absent, an inert module takes its place: it can be imported, and every name in it is an empty
-class. Three packages are used, and get a small stand-in each: flax (modules as trees of parameters), pydantic
+formats, connections. Where one is absent, an inert module takes its place: it can be imported, and every name in it is
+an empty class. Three packages are used, and get a small stand-in each: flax (modules as trees of parameters), pydantic
 (configuration), msgspec (a struct). Installed packages are never replaced.
 """
 

@@ -36,6 +36,6 @@ class _Codec:
         raise NotImplementedError(f"nothing comes into this process: {message!r}")
 
 
-class msgpack:
+class msgpack:  # noqa: N801 - the name of the module that it stands for
     Encoder = Decoder = _Codec
     decode = _Codec().decode
