@@ -171,18 +171,19 @@ def plot(rates: dict[str, dict[str, list[float]]], names: list[str], path: Path)
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 4), squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(3 * len(names) + 2, 3), squeeze=False, sharey=True, layout="constrained"
+    )
+    axes[0][0].invert_yaxis()
     for axis, name in zip(axes[0], names):
         labels = [label for label in rates if rates[label][name]]
         medians = [statistics.median(rates[label][name]) for label in labels]
         colors = ["tab:blue" if label.startswith("jaxinfer") else "tab:gray" for label in labels]
         axis.barh(labels, medians, color=colors)
         axis.bar_label(axis.containers[0], fmt="%.0f", padding=2)
-        axis.margins(x=0.15)
-        axis.invert_yaxis()
+        axis.margins(x=0.2)
         axis.set_title(name)
         axis.set_xlabel(workload(name, 0).unit)
-    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
