@@ -24,8 +24,8 @@ from tests.pallas_kernels.attention_inputs import (
     inputs,
     solo,
 )
-from tests.pallas_kernels.compiled import OPTIMIZED, UNOPTIMIZED
 from tests.pallas_kernels.picking import SLOW_EXAMPLES
+from tests.support.compiling import OPTIMIZED, UNOPTIMIZED
 
 Attention = Callable[..., jax.Array]
 
