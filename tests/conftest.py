@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.compiling import UNOPTIMIZED, as_flags
 from tests.support.kernels import BACKENDS, KERNELS
 from tests.support.matrix import render
 
 PROPERTY = "features"
-UNOPTIMIZED = "--xla_backend_optimization_level=0"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--unoptimized",
         action="store_true",
-        help="XLA compiles without LLVM's optimizations, in two thirds of the time; not for tests on or for GPUs",
+        help="XLA compiles quickly, what runs slowly; not for tests on or for GPUs",
     )
 
 
@@ -43,8 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # A default: jitted functions with options of their own keep them. In the environment, also because JAX takes
         # what it finds there into the keys of its cache.
         flags = os.environ.get("XLA_FLAGS", "")
-        if UNOPTIMIZED not in flags:
-            os.environ["XLA_FLAGS"] = f"{flags} {UNOPTIMIZED}".strip()
+        wanted = as_flags(UNOPTIMIZED)
+        if wanted not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} {wanted}".strip()
     config.addinivalue_line(
         "markers", "feature(*names): the features that the test exercises, together; for the support matrix"
     )

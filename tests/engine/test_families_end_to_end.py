@@ -11,8 +11,17 @@ NEW_TOKENS = 10
 WITH_KERNELS = ("qwen3_moe", "gemma2", "deepseek_v3")
 """Enough for the options of the kernels: windows, soft caps, odd head widths, norms of heads, experts, latents."""
 
-SLOW = ("deepseek_v2", "deepseek_v3")
-"""The tests of the model and of its cache cover what differs."""
+SLOW = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "llama",
+    "mistral_full",
+    "phi3_longrope_partial",
+    "qwen2",
+    "qwen3_moe_mixed",
+)
+"""Of each family one case is quick, with windows where it has them; latents have tests of their own. The logits of all
+cases are compared in tests/models."""
 
 
 def _greedy(model: torch.nn.Module, tokens: tuple[int, ...]) -> list[int]:

@@ -4,6 +4,7 @@ The reference is a dense float64 forward with masks and without any cache.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,10 +31,12 @@ from tests.support.tiny_models import (
     tiny_model,
     tiny_settings,
 )
+from tests.support.variants import variants
 
 pytestmark = pytest.mark.kernels
 
 BOUND = 5e-5
+WINDOWS: dict[str, Windows] = {"full": FULL, "mixed": MIXED, "windowed": WINDOWED}
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False, "logprobs": 0}
 
 
@@ -131,13 +134,23 @@ def greedy_job(prompt: Sequence[int], count: int, at: int = 0) -> Job:
 
 
 @pytest.mark.feature("sliding window", "prefix cache", "chunked prefill", "overlap")
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("chunk", [None, 4, 7])
-@pytest.mark.parametrize("windows", [FULL, MIXED, WINDOWED], ids=["full", "mixed", "windowed"])
-def test_kvc_06_windows(windows: Windows, chunk: int | None, overlap: int) -> None:
+@pytest.mark.parametrize(
+    ("layers", "chunk", "overlap"),
+    variants(
+        product(WINDOWS, [None, 4, 7], [0, 1]),
+        quick=[
+            ("full", 4, 1),
+            ("mixed", None, 1),
+            ("mixed", 7, 0),
+            ("windowed", None, 0),
+            ("windowed", 4, 1),
+        ],
+    ),
+)
+def test_kvc_06_windows(layers: str, chunk: int | None, overlap: int) -> None:
     """One after the other on one engine: a prompt of 24 with 12 output tokens, the same again, its first 8, its first
     12 with other ids, the last id changed, and lengths around the window; block 4, window 8."""
-    model = tiny_model(windows)
+    model = tiny_model(WINDOWS[layers])
     engine, watch = watched(model, chunk_size=chunk, overlap=overlap)
     prompt = prompt_ids(24, 1)
     changed = [*prompt[:-1], prompt[-1] + 1]
@@ -163,12 +176,14 @@ def test_kvc_06_window_bounds_the_blocks_of_a_sequence() -> None:
             assert sum(1 for block in sequences[0].tables[0] if block) <= 8 // 4 + 1
 
 
-@pytest.mark.parametrize("canary", [np.nan, 1e38])
-@pytest.mark.parametrize("windows", [FULL, MIXED], ids=["full", "mixed"])
-def test_kvc_08_block_zero_reaches_no_output(windows: Windows, canary: float) -> None:
+@pytest.mark.parametrize(
+    ("layers", "canary"),
+    variants(product(["full", "mixed"], [np.nan, 1e38]), quick=[("full", 1e38), ("mixed", np.nan)]),
+)
+def test_kvc_08_block_zero_reaches_no_output(layers: str, canary: float) -> None:
     """Block 0 holds NaN or 1e38 before every step: one real row among padding, three rows of lengths 1, 5 and 9, a
     prefix hit whose blocks before the window are gone, and 100 steps of padded batches."""
-    model = tiny_model(windows)
+    model = tiny_model(WINDOWS[layers])
     engine, watch = watched(model, canary)
     check(model, prompt_ids(5, 1), run(engine, [greedy_job(prompt_ids(5, 1), 6)])[0], 6)
     prompts = [prompt_ids(1, 1), prompt_ids(5, 2), prompt_ids(9, 3)]

@@ -56,7 +56,7 @@ def solo(model: TinyModel) -> list[Seen]:
     "options",
     [
         pytest.param({"overlap": 1}, marks=pytest.mark.feature("overlap", "prefix cache")),
-        pytest.param({"chunk_size": 5}, marks=pytest.mark.feature("chunked prefill")),
+        pytest.param({"chunk_size": 5}, marks=[pytest.mark.feature("chunked prefill"), pytest.mark.slow]),
         pytest.param(
             {"num_blocks": 12, "chunk_size": 6}, marks=pytest.mark.feature("chunked prefill", "preemption")
         ),
@@ -98,8 +98,10 @@ def test_choices_share_the_prompt(model):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"chunk_size": 5}, marks=pytest.mark.feature("chunked prefill")),
-        pytest.param({"num_blocks": 14, "chunk_size": 6}, marks=pytest.mark.feature("preemption")),
+        pytest.param({"chunk_size": 5}, marks=[pytest.mark.feature("chunked prefill"), pytest.mark.slow]),
+        pytest.param(
+            {"num_blocks": 14, "chunk_size": 6}, marks=pytest.mark.feature("chunked prefill", "preemption")
+        ),
     ],
     ids=str,
 )

@@ -1,5 +1,7 @@
 """Embeddings: pooled hidden states of prompts."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from jaxinfer.sampling_params import SamplingParams
 from tests.models.tiny_checkpoints import prompt, save
 from tests.support.engines import Driver, config, scripted, static_script
 from tests.support.tokenizers import ByteTokenizer
+from tests.support.variants import variants
 
 pytestmark = pytest.mark.feature("pooling")
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((19, 5, 1, 27))]
@@ -43,8 +46,10 @@ def expected(model: torch.nn.Module, pooling: str) -> list[np.ndarray]:
 
 
 @pytest.mark.feature("Llama", "chunked prefill", "prefix cache", "overlap")
-@pytest.mark.parametrize("pooling", ["mean", "last"])
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(
+    ("pooling", "overlap"),
+    variants(product(["mean", "last"], [0, 1]), quick=[("mean", 0), ("last", 1)]),
+)
 def test_embeddings_equal_transformers(model_and_folder, pooling, overlap):
     """Chunks of at most 8 tokens; the second round finds the blocks of the first in the cache, which only ``last``
     reads."""

@@ -9,6 +9,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from tests.support.engines import Job, ids, run
 from tests.support.tiny_models import TinyModel, prompt_ids, tiny_model
+from tests.support.variants import variants
 
 pytestmark = pytest.mark.kernels
 
@@ -54,7 +55,10 @@ def _first_error(output: RequestOutput, reference: RequestOutput) -> float:
 
 
 @pytest.mark.feature("quantized KV cache", "prefix cache", "logprobs")
-@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"])
+@pytest.mark.parametrize(
+    "cache_dtype",
+    variants(["bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"], quick=["bfloat16", "fp8_e4m3", "int8"]),
+)
 def test_lod_07_a_cache_hit_reads_exactly_what_was_written(cache_dtype):
     """With int8 the scales cover the range of K and V, as a calibrated checkpoint's do."""
     scale = 0.05 if cache_dtype == "int8" else 1.0
@@ -69,7 +73,7 @@ def test_lod_07_a_cache_hit_reads_exactly_what_was_written(cache_dtype):
 
 
 @pytest.mark.feature("quantized KV cache")
-@pytest.mark.parametrize("cache_dtype", ["fp8_e4m3", "int8"])
+@pytest.mark.parametrize("cache_dtype", variants(["fp8_e4m3", "int8"], quick=["int8"]))
 def test_lod_07_right_scales_are_closer_to_float32_than_none(cache_dtype):
     """K around 900 saturates at 448 (fp8) and 127 (int8) without a scale, and V around 0.01 vanishes in int8."""
     model = _scaled_model(k_factor=400.0, v_factor=0.01)

@@ -36,6 +36,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenization.chat import ChatTemplate
 from pallas_kernels.native.library import available
 from tests.support.engines import Job, ids, run
+from tests.support.variants import variants
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "smollm2_greedy.json").read_text())
 PROMPTS: list[list[int]] = [row["prompt_ids"] for row in DATA["rows"]]
@@ -141,7 +142,7 @@ def generate(engine: Engine, prompts: Sequence[list[int]], count: int) -> list[l
 
 
 @pytest.mark.feature("Llama", "GGUF", "greedy")
-@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("row", variants(range(3), quick=[0]))
 def test_alone(loaded: Loaded, row: int) -> None:
     assert generate(loaded.engine(overlap=0), PROMPTS[row : row + 1], 64) == [ANSWERS[row]]
 
@@ -167,15 +168,16 @@ def test_prefix_hits(loaded: Loaded) -> None:
     assert engine.core.stats.prefix_hit_tokens - shared == (len(PROMPTS[1]) + 15) // 16 * 16
 
 
+@pytest.mark.slow
 @pytest.mark.feature("Llama", "GGUF", "greedy", "chunked prefill")
 def test_chunks_of_16(loaded: Loaded) -> None:
     assert generate(loaded.engine(chunk_size=16), PROMPTS, 24) == [answer[:24] for answer in ANSWERS]
 
 
-@pytest.mark.feature("Llama", "GGUF", "greedy", "preemption")
+@pytest.mark.feature("Llama", "GGUF", "greedy", "chunked prefill", "preemption")
 def test_preemption(loaded: Loaded) -> None:
-    """Nine blocks of 16 for three sequences that grow to 5 or 6 each."""
-    engine = loaded.engine(num_blocks=10)
+    """Chunks of 16, and nine blocks of 16 for three sequences that grow to 5 or 6 each."""
+    engine = loaded.engine(num_blocks=10, chunk_size=16)
     assert generate(engine, PROMPTS, 40) == [answer[:40] for answer in ANSWERS]
     assert engine.core.stats.preemptions > 0
 

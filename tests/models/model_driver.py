@@ -18,11 +18,10 @@ from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.registry import family, parse_config
 from pallas_kernels.ops import Ops
 from pallas_kernels.select import select_ops
+from tests.support.compiling import UNOPTIMIZED
 
 REFERENCE_OPS = select_ops("reference", "cpu", strict=True)
 SLOTS = 4
-# Compiling takes most of the time of these tests, running next to none.
-QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 TABLE_WIDTH = 16
 MAX_ROWS = 3
 
@@ -78,7 +77,7 @@ class ModelDriver:
         self.model: AbstractModel = abstract_model(config, ops, jnp.float32, max_model_len=max_model_len)
         assert {p: s.shape for p, s in self.model.shapes.items()} == {p: a.shape for p, a in params.items()}
         self.leaves = tuple(jnp.asarray(params[path], s.dtype) for path, s in self.model.shapes.items())
-        self._step = jax.jit(self._forward, compiler_options=QUICK_COMPILE)
+        self._step = jax.jit(self._forward, compiler_options=UNOPTIMIZED)
         self.reset()
 
     def reset(self) -> None:

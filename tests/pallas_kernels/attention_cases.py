@@ -1,7 +1,6 @@
 """The contract of ragged paged attention: every backend's test class inherits ``AttentionContract``."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from pallas_kernels.ragged_paged_attention.reference import ragged_paged_attention as reference
 from tests.pallas_kernels.attention_inputs import (
     KV_DTYPES,
+    MORE_SHAPES,
     SHAPES,
     Rows,
     S,
@@ -24,8 +24,8 @@ from tests.pallas_kernels.attention_inputs import (
     inputs,
     solo,
 )
-from tests.pallas_kernels.compiled import OPTIMIZED, UNOPTIMIZED
 from tests.pallas_kernels.picking import SLOW_EXAMPLES
+from tests.support.compiling import OPTIMIZED, UNOPTIMIZED
 
 Attention = Callable[..., jax.Array]
 
@@ -55,7 +55,7 @@ class AttentionContract:
 
     Attributes:
         op: what is tested.
-        shapes: that it serves.
+        shapes: that it serves; of MORE_SHAPES it serves those with the same dtypes.
         pool_dtypes: that it serves, or pytest parameters of them.
     """
 
@@ -64,7 +64,10 @@ class AttentionContract:
     pool_dtypes: tuple[Any, ...] = KV_DTYPES
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        for name, values in (("served_shape", self.shapes), ("pool_dtype", self.pool_dtypes)):
+        dtypes = {jnp.dtype(shape.kv_dtype) for shape in self.shapes}
+        more = [shape for shape in MORE_SHAPES if jnp.dtype(shape.kv_dtype) in dtypes]
+        shapes = [*self.shapes, *(pytest.param(shape, marks=pytest.mark.slow) for shape in more)]
+        for name, values in (("served_shape", shapes), ("pool_dtype", self.pool_dtypes)):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values)
 
@@ -179,7 +182,7 @@ class AttentionContract:
         np.testing.assert_array_equal(got, want)
 
     def test_no_rows(self) -> None:
-        shape = replace(SHAPES[7], R=2)
+        shape = next(shape for shape in self.shapes if shape.sinks and shape.soft_cap)
         args, options = inputs(shape, ())
         assert (self.run(shape, args, options) == 0).all()
 

@@ -43,20 +43,25 @@ class Shape:
 
 
 SHAPES = (
-    Shape(R=6, T=64),
-    Shape(R=6, T=6, G=1, window=S + 1, kv_dtype=jnp.float16),
-    Shape(R=6, T=64, G=4, K=1, kv_dtype=jnp.bfloat16, soft_cap=2.0),
+    Shape(R=6, T=64, tree_words=2),
     Shape(R=4, T=32, G=7, K=1, kv_dtype=jnp.int8, sinks=True, window=1),
     Shape(R=3, T=48, G=8, K=1, kv_dtype=jnp.float8_e4m3fn, window=1000),
     Shape(R=6, T=64, kv_dtype=jnp.uint16),
     Shape(R=6, T=6, kv_dtype=jnp.uint8),
     Shape(R=3, T=48, kv_dtype=jnp.float8_e5m2, soft_cap=2.0, sinks=True, window=S),
-    Shape(R=1, T=1, K=1, h=16),
-    Shape(R=6, T=64, tree_words=2),
     Shape(R=6, T=64, tree_words=1, window=S + 30, kv_dtype=jnp.float16, soft_cap=2.0),
     Shape(R=3, T=12, K=1, G=16, h=96),
+    Shape(R=1, T=1, K=1, G=1, h=80, kv_dtype=jnp.bfloat16),
+)
+"""Compiled by every run: each dtype, and each option together with others."""
+MORE_SHAPES = (
+    Shape(R=6, T=64),
+    Shape(R=6, T=6, G=1, window=S + 1, kv_dtype=jnp.float16),
+    Shape(R=6, T=64, G=4, K=1, kv_dtype=jnp.bfloat16, soft_cap=2.0),
+    Shape(R=1, T=1, K=1, h=16),
     Shape(R=3, T=3, G=1, h=80, kv_dtype=jnp.bfloat16),
 )
+"""For the slow tests, with whatever else is drawn there."""
 
 
 @st.composite

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from tests.support.compiling import OPTIMIZED, UNOPTIMIZED
+
 Op = Callable[..., Any]
-UNOPTIMIZED = {"xla_backend_optimization_level": 0}
-OPTIMIZED = {"xla_backend_optimization_level": 3}
 
 
 @lru_cache(maxsize=256)
@@ -23,7 +23,7 @@ def optimized(op: Op) -> Op:
     return jax.jit(op, compiler_options=OPTIMIZED)
 
 
-def options_for(op: Op) -> dict[str, int]:
+def options_for(op: Op) -> dict[str, int | bool]:
     """Options of XLA's compiler.
 
     An interpreted kernel is a large program that runs for milliseconds, and an oracle only has to be right. Without

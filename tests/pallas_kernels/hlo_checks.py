@@ -4,13 +4,15 @@ import re
 
 import jax
 
+from tests.support.compiling import OPTIMIZED
+
 # Instructions that name an existing buffer again, or hand it through.
 FREE = ("parameter", "bitcast", "get-tuple-element", "while", "tuple")
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """XLA's program, whose text and buffers LLVM's optimizations do not touch."""
-    return lowered.compile({"xla_backend_optimization_level": 0})
+    """XLA's program as it is by default, but for LLVM's optimizations, which touch neither its text nor its buffers."""
+    return lowered.compile({**OPTIMIZED, "xla_backend_optimization_level": 0})
 
 
 def makers(hlo: str, leading: tuple[int, ...]) -> list[str]:

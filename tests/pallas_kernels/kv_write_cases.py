@@ -27,6 +27,12 @@ POOL_DTYPES = (
 N, K, S, h = 9, 2, 4, 8
 
 
+def stored_bits(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype of pools that hold the bits of such values on a CPU, or ``dtype`` where they hold the values."""
+    bits = {jnp.dtype(value_dtype(bits)): bits for bits in (jnp.uint16, jnp.uint8)}
+    return bits.get(jnp.dtype(dtype), dtype)
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a compiled write depends on: T tokens, N blocks of S slots, K heads of h values."""
@@ -42,14 +48,12 @@ class Shape:
 
 SHAPES = (
     Shape(7, jnp.float32),
-    Shape(1, jnp.float16),
+    Shape(1, jnp.float16, jnp.bfloat16, K=1, S=16, h=80),
     Shape(7, jnp.bfloat16, jnp.bfloat16, K=3, h=24),
     Shape(7, jnp.int8),
-    Shape(1, jnp.int8, jnp.bfloat16, K=1, S=16, h=80),
     Shape(7, jnp.float8_e4m3fn),
     Shape(12, jnp.float8_e5m2, jnp.float16, N=5),
     Shape(7, jnp.uint16),
-    Shape(1, jnp.uint8),
     Shape(7, jnp.uint8, jnp.bfloat16),
 )
 

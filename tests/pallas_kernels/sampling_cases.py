@@ -168,7 +168,7 @@ class TruncatedDrawContract:
     def test_follows_the_definition(self, picks: Picks) -> None:
         few = tuple((*shape, P) for shape in SHAPES)
 
-        @replace(picks, per_shape=30).settings(few)
+        @replace(picks, per_shape=15).settings(few)
         @given(shape=picks.shapes(few, any_shape), data=st.data())
         def check(shape: tuple[int, jnp.dtype, int], data: st.DataObject) -> None:
             V, dtype, row_count = shape

@@ -35,6 +35,7 @@ def _no_races() -> Iterator[None]:
 class TestMosaic(QuantizedMatmulContract):
     op = staticmethod(OP)
     kinds = ("w8a8-fp8", "w8a8-int8", "w8a8-fp8-static")
+    alike = ()
     sizes = ((70, 128, 320), (130, 128, 128), (70, 256, 200))
     tokens = st.integers(mosaic.LEAST_TOKENS, 260)
     outputs = st.sampled_from([128, 256, 384])

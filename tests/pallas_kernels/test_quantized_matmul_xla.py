@@ -14,6 +14,7 @@ class TestXla(QuantizedMatmulContract):
     op = staticmethod(xla.quantized_matmul)
     # What it shares with the oracle is tested by the other backends.
     kinds = ("int8", "int4-g32-zero", "int4-ordered", "w8a8-fp8")
+    alike = ()
     # Scales per group are rounded into weights of the dtype of x.
     tolerance = 4e-3
 

@@ -18,6 +18,7 @@ from tests.pallas_kernels.speculative_verify_law import LAWS, ROWS, TREES, check
 
 class TestSpeculativeVerifyReference(SpeculativeVerifyContract):
     op = staticmethod(reference.speculative_verify)
+    slow_trees = ()
 
 
 class TestSpeculativeVerifyXla(SpeculativeVerifyContract):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxinfer.sampling.device import sample
 from jaxinfer.sampling.inputs import SamplerOutputs, SamplerState, SamplingInputs
 from jaxinfer.sampling.limits import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS
-from tests.pallas_kernels.compiled import OPTIMIZED
+from tests.support.compiling import OPTIMIZED
 
 SLOTS = 32
 """Batch slots of every state, so that tests share compiled programs."""

@@ -114,16 +114,18 @@ def test_draws_follow_the_law(row: Row) -> None:
     logits_V[::8] = np.random.default_rng(5).standard_normal(vocab // 8) * 2
     logits_PV = jnp.asarray(np.tile(logits_V, (bucket, 1)))
     state = init_state(SLOTS, vocab)
-    inputs = make_inputs([replace(row, key=(1, 2))] * bucket, vocab)
+    inputs = make_inputs([replace(row, key=(1, 2), position=9)] * bucket, vocab)
     inputs = replace(inputs, slot_P=jnp.full(bucket, SLOTS, jnp.int32))
     by_position, by_key = [], []
+    lane_P = np.arange(bucket)
     for step in range(320):
-        positions = [replace(row, key=(1, 2), position=step * bucket + i) for i in range(bucket)]
-        by_position += np.asarray(
-            sample_jit(logits_PV, make_inputs(positions, vocab), state)[0].token_P
-        ).tolist()
-        keys = [replace(row, key=(i, step), position=9) for i in range(bucket)]
-        by_key += np.asarray(sample_jit(logits_PV, make_inputs(keys, vocab), state)[0].token_P).tolist()
+        positions_P = (step * bucket + lane_P).astype(np.int32)
+        keys_P2 = np.stack([lane_P, np.full(bucket, step)], axis=1).astype(np.uint32)
+        for tokens, changed in (
+            (by_position, replace(inputs, position_P=positions_P)),
+            (by_key, replace(inputs, key_P2=keys_P2)),
+        ):
+            tokens += np.asarray(sample_jit(logits_PV, changed, state)[0].token_P).tolist()
     expected_V = expected_counts(logits_V, row, len(by_key))
     assert_chi_square(np.bincount(by_position, minlength=vocab), expected_V)
     assert_chi_square(np.bincount(by_key, minlength=vocab), expected_V)

@@ -9,6 +9,7 @@ import pytest
 from sampling_cases import SLOTS, Row, decode, make_inputs, sample_jit, sample_optimized
 
 from jaxinfer.sampling.state import init_state
+from tests.support.variants import variants
 
 VOCAB = 320
 
@@ -35,7 +36,7 @@ def assert_same_bits(left, right) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocab", "buckets"), [(VOCAB, (1, 64)), pytest.param(6400, (2, 64), marks=pytest.mark.slow)]
+    ("vocab", "buckets"), variants([(VOCAB, (1,)), (VOCAB, (64,)), (6400, (2, 64))], quick=[(VOCAB, (1,))])
 )
 def test_rows_are_the_same_bits_in_every_bucket(vocab: int, buckets: tuple[int, ...]) -> None:
     """Each row alone in several buckets, against all rows together: same token, same log-probabilities."""

@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from jaxinfer.config_values import ConfigError
-from serve.cli import parse_overrides
+from serve.cli import main, parse_overrides
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -15,6 +16,19 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=240
     )
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """The command in this process, which has imported what takes a new one seconds: status and what it printed."""
+
+    def run(*arguments: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["jaxinfer", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
 
 
 def test_overrides_are_scoped_keys_with_yaml_values():
@@ -29,13 +43,13 @@ def test_other_arguments_are_refused_with_an_example(bad):
         parse_overrides(bad)
 
 
-def test_models_lists_the_registry():
-    result = _run("models")
-    assert result.returncode == 0
-    assert "LlamaForCausalLM" in result.stdout
+def test_models_lists_the_registry(call):
+    status, out, _ = call("models")
+    assert status == 0
+    assert "LlamaForCausalLM" in out
 
 
-def test_errors_are_one_message_on_stderr_without_traceback():
+def test_errors_are_one_message_on_stderr_without_traceback(call):
     result = _run(
         "plan", "--config", "configs/smollm2-135m.yaml", "--cache.num-blok", "4", "--model.dtype", "int3"
     )
@@ -44,9 +58,9 @@ def test_errors_are_one_message_on_stderr_without_traceback():
     assert "Traceback" not in result.stderr
     assert "did you mean num_blocks?" in result.stderr
     assert "model.dtype" in result.stderr
-    missing = _run("generate", "--config", "no/such/dir", "--prompt", "x")
-    assert missing.returncode == 2
-    assert "no/such/dir" in missing.stderr
+    status, out, err = call("generate", "--config", "no/such/dir", "--prompt", "x")
+    assert (status, out) == (2, "")
+    assert "no/such/dir" in err
 
 
 @pytest.mark.feature("command line")

@@ -13,6 +13,7 @@ from tests.support import tiny_checkpoint
 from tests.support.serve_process import EventReader, serve_process
 from tests.support.servers import Server, running_server
 from tests.support.talker import STEP, put_load, talker
+from tests.support.variants import variants
 
 pytestmark = pytest.mark.feature("http", "dashboard")
 
@@ -91,7 +92,7 @@ def test_dashboard_can_be_switched_off():
         assert bare.client.get("/dashboard/data").status_code == 404
 
 
-@pytest.mark.parametrize("where", ["process", "thread"])
+@pytest.mark.parametrize("where", variants(["process", "thread"], quick=["process"]))
 def test_a_real_server_keeps_history_and_tells_steps_and_blocks(tmp_path, where):
     """``jaxinfer serve`` samples from its start on; the engine's process sends steps and the pool map."""
     with serve_process(tiny_checkpoint.write(tmp_path / "tiny"), {"server.engine": where}) as server:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import tiny_checkpoint
 from tests.support.serve_process import EventReader, is_gone, serve_process
+from tests.support.variants import variants
 
 pytestmark = pytest.mark.feature("server lifecycle")
 
@@ -47,7 +48,10 @@ def test_sigterm_drains(model):
         assert "Traceback" not in server.text()
 
 
-@pytest.mark.parametrize(("second", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("second", "status"),
+    variants([(signal.SIGTERM, 143), (signal.SIGINT, 130)], quick=[(signal.SIGINT, 130)]),
+)
 def test_a_second_signal_stops_at_once(model, second, status):
     """Open streams end with an error event, not as if they were complete."""
     with serve_process(model, {"server.shutdown_timeout": 60}) as server:
@@ -64,7 +68,7 @@ def test_a_second_signal_stops_at_once(model, second, status):
         assert events[-1] == "[DONE]"
 
 
-@pytest.mark.parametrize("where", ["process", "thread"])
+@pytest.mark.parametrize("where", variants(["process", "thread"], quick=["thread"]))
 def test_the_drain_time_ends_what_is_too_long(model, where):
     with serve_process(model, {"server.shutdown_timeout": 0.5, "server.engine": where}) as server:
         stream = EventReader(server, max_tokens=LONG)
@@ -97,7 +101,7 @@ def test_api_08_the_death_of_the_engine_ends_streams_and_server(model):
         assert "the engine is dead" in server.text()
 
 
-@pytest.mark.parametrize("where", ["process", "thread"])
+@pytest.mark.parametrize("where", variants(["process", "thread"], quick=["process"]))
 def test_api_08_a_step_that_hangs_ends_streams_and_server(tmp_path, where):
     """Within the watchdog time, and without waiting for the step."""
     model = tiny_checkpoint.write(tmp_path / "hang")

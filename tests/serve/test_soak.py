@@ -39,7 +39,7 @@ pytestmark = pytest.mark.feature(
 )
 
 LONG_SECONDS = float(os.environ.get("JAXINFER_SOAK_SECONDS", "600"))
-SHORT_SECONDS = 15.0
+SHORT_SECONDS = 8.0
 CLIENTS = 12
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"
@@ -108,8 +108,8 @@ def server() -> Iterator[Server]:
 
 
 def test_soak_short(server):
-    """15 seconds after a warm-up: all but the bound on memory, which needs a longer run to mean anything."""
-    run_soak(server, warm_up=4.0, seconds=SHORT_SECONDS)
+    """8 seconds after a warm-up: all but the bound on memory, which needs a longer run to mean anything."""
+    run_soak(server, warm_up=2.0, seconds=SHORT_SECONDS)
 
 
 @pytest.mark.slow

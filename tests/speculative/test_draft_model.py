@@ -67,7 +67,11 @@ def watched(engine: Engine) -> Watched:
     return watch
 
 
-@pytest.fixture(scope="module", params=[(None, None), MIXED], ids=["full", "window"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param((None, None), marks=pytest.mark.slow), MIXED],
+    ids=["full", "window"],
+)
 def model(request: pytest.FixtureRequest) -> TinyModel:
     return tiny_model(request.param)
 

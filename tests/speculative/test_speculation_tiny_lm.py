@@ -37,7 +37,11 @@ class Oracle:
         return tuple(token if (done + i) % 4 else token - 1 for i, token in enumerate(coming))
 
 
-@pytest.fixture(scope="module", params=[(None, None), (8, None)], ids=["full", "window"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param((None, None), marks=pytest.mark.slow), (8, None)],
+    ids=["full", "window"],
+)
 def model(request: pytest.FixtureRequest) -> TinyModel:
     return tiny_model(request.param)
 

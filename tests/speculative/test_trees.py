@@ -68,7 +68,11 @@ class Bush:
         return Drafts.tree(tokens, parents)
 
 
-@pytest.fixture(scope="module", params=[(None, None), MIXED], ids=["full", "window"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param((None, None), marks=pytest.mark.slow), MIXED],
+    ids=["full", "window"],
+)
 def model(request: pytest.FixtureRequest) -> TinyModel:
     return tiny_model(request.param)
 

@@ -17,12 +17,11 @@ from jaxinfer.models.registry import parse_config
 from jaxinfer.speculative.heads.head import DraftHead
 from jaxinfer.speculative.heads.loading import load_head, make_head, open_head
 from pallas_kernels.select import select_ops
+from tests.support.compiling import UNOPTIMIZED
 
 D, H, K, h, F, V, VD, L = 32, 4, 2, 8, 48, 64, 24, 8
 THETA, EPS = 1000.0, 1e-5
 SLOTS, WIDTH = 4, 4
-# Compiling takes most of the time of these tests, running next to none.
-QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 OPS = select_ops("reference", "cpu", strict=True)
 TARGET: TransformerConfig = parse_config(
     {
@@ -237,7 +236,7 @@ class HeadDriver:
         pool = jnp.full((1 + 2 * WIDTH, K, SLOTS, h), jnp.nan, jnp.float32)
         ones_K = jnp.ones((K,), jnp.float32)
         self.kv: KVCache = (LayerKV(pool, pool, ones_K, ones_K),) * len(head.kv_specs)
-        self._step = jax.jit(self._run, compiler_options=QUICK_COMPILE)
+        self._step = jax.jit(self._run, compiler_options=UNOPTIMIZED)
 
     def step(self, chunks: list[Chunk], x: list[np.ndarray], embeddings: list[np.ndarray]) -> np.ndarray:
         """Outputs of all entries of the chunks; ``x`` and ``embeddings`` are whole sequences, fused already."""

@@ -35,7 +35,9 @@ from tests.support.tiny_models import (
     tiny_settings,
 )
 
-METHODS: tuple[Method, ...] = ("eagle", "eagle3", "medusa")
+# What compiles is a method with chains or with trees. One of each of EAGLE's two is quick, the other two are slow.
+CHAINS = [pytest.param("eagle", marks=pytest.mark.slow), "eagle3", "medusa"]
+GROWN = ["eagle", pytest.param("eagle3", marks=pytest.mark.slow)]
 DEPTH = 4
 SHAPE = TreeShape(4, 3)
 """Trees of four sequences do not grow together: their tokens do not fit a step."""
@@ -149,7 +151,7 @@ def fresh_drafts(engine: Engine, tokens: Sequence[int]) -> Drafts:
 
 
 @pytest.mark.feature("draft head speculation")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CHAINS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -185,7 +187,7 @@ def test_medusa_drafts_trees(solo):
 
 
 @pytest.mark.feature("dynamic tree speculation")
-@pytest.mark.parametrize("method", METHODS[:2])
+@pytest.mark.parametrize("method", GROWN)
 @pytest.mark.parametrize(
     "options",
     [
@@ -223,10 +225,12 @@ def test_eagle_drafts_dynamic_trees(method, options, solo):
 @pytest.mark.parametrize(
     ("method", "trees"),
     [
-        *((method, False) for method in METHODS),
-        *(
-            pytest.param(method, True, marks=pytest.mark.feature("dynamic tree speculation"))
-            for method in METHODS[:2]
+        pytest.param("eagle", False, marks=pytest.mark.slow),
+        ("eagle3", False),
+        ("medusa", False),
+        pytest.param("eagle", True, marks=pytest.mark.feature("dynamic tree speculation")),
+        pytest.param(
+            "eagle3", True, marks=[pytest.mark.feature("dynamic tree speculation"), pytest.mark.slow]
         ),
     ],
 )

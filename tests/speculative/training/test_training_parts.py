@@ -26,9 +26,9 @@ from jaxinfer.speculative.training.initial import (
 from jaxinfer.speculative.training.loop import TrainResult, read_records, train
 from jaxinfer.speculative.training.objective import Frozen, Objective
 from jaxinfer.speculative.training.text import TextSequence, read_sequences, write_sequences
+from tests.support.compiling import UNOPTIMIZED
 from tests.support.draft_heads import (
     OPS,
-    QUICK_COMPILE,
     TARGET,
     Chunk,
     D,
@@ -95,7 +95,7 @@ def test_training_steps_are_the_drafting_steps_of_serving(tmp_path: Path) -> Non
     objective, frozen, embedding_VD = target_of(head, 3)
     text = sequence()
     batch = make_batch([text, sequence(5)], 2, LENGTH)
-    predict = jax.jit(objective.predict, compiler_options=QUICK_COMPILE)
+    predict = jax.jit(objective.predict, compiler_options=UNOPTIMIZED)
     _, hidden = predict(leaves, frozen, batch)
     trained = [np.asarray(rows).reshape(2, LENGTH, D)[0] for rows in hidden]
 
@@ -126,7 +126,7 @@ def test_a_prediction_depends_on_no_later_token(tmp_path: Path) -> None:
         batch.length_B,
         batch.prompt_len_B,
     )
-    predict = jax.jit(objective.predict, compiler_options=QUICK_COMPILE)
+    predict = jax.jit(objective.predict, compiler_options=UNOPTIMIZED)
     (first, second), _ = predict(leaves, frozen, batch)
     (first_changed, second_changed), _ = predict(leaves, frozen, changed)
     np.testing.assert_array_equal(first[:5], first_changed[:5])
@@ -140,7 +140,7 @@ def test_acceptance_counts_runs_behind_the_prompt(tmp_path: Path) -> None:
     objective, frozen, _ = target_of(head, 2)
     text = sequence(width=D)
     batch = make_batch([text], 1, LENGTH)
-    logits, _ = jax.jit(objective.predict, compiler_options=QUICK_COMPILE)(leaves, frozen, batch)
+    logits, _ = jax.jit(objective.predict, compiler_options=UNOPTIMIZED)(leaves, frozen, batch)
     best = [np.asarray(rows).argmax(-1) for rows in logits]
     # The target says what head 1 says everywhere, and the text follows it; head 2 is then right by chance only.
     greedy = np.array(best[0])
@@ -153,7 +153,7 @@ def test_acceptance_counts_runs_behind_the_prompt(tmp_path: Path) -> None:
         batch.length_B,
         batch.prompt_len_B,
     )
-    accepted, scores = jax.jit(objective.accepted, compiler_options=QUICK_COMPILE)(leaves, frozen, made)
+    accepted, scores = jax.jit(objective.accepted, compiler_options=UNOPTIMIZED)(leaves, frozen, made)
     second = [int(best[1][i] == greedy[i + 1]) if i + 1 < LENGTH else 0 for i in range(LENGTH)]
     np.testing.assert_array_equal(accepted[0], [0, 0, *(1 + s for s in second[2:])])
     np.testing.assert_array_equal(scores.judged_J, [5, 4])
