@@ -96,3 +96,75 @@ def test_sequences_that_are_fetched_count_as_waiting(limit, message) -> None:
     both.settle()
     assert take_snapshot(core, both.decode.compilations).waiting_tokens == 0
     both.assert_clean()
+
+
+def count_lookups(both: Pair) -> list[str]:
+    """Names of the requests that the decode engine looks up in its prefix cache, from now on."""
+    kv, names = both.decode.core.scheduler.kv, []
+    find = kv.find
+
+    def counted(seq):
+        names.append(seq.request.request_id)
+        return find(seq)
+
+    kv.find = counted  # type: ignore[method-assign]
+    return names
+
+
+def test_a_queue_behind_full_fetches_is_looked_up_once() -> None:
+    both = pair(max_fetches=1, num_blocks=200)
+    names = count_lookups(both)
+    for i in range(20):
+        add(both, str(i), [i % 5, i // 5, *PROMPT])
+    add(both, "running", [1, 2], max_tokens=40)
+    assert steps_alone(both)
+    assert len(names) == 21
+    names.clear()
+    for _ in range(200):
+        both.link.deliver()
+        both.prefill.core.step()
+        both.decode.core.step()
+        if len(both.link.asks) == 5:
+            break
+    # Each fetch that ended: one look-up of the next, one of its own to be admitted.
+    assert len(both.link.asks) == 5
+    assert len(names) <= 8
+    both.settle()
+    both.assert_clean()
+
+
+def test_a_queue_that_waits_for_the_same_blocks_is_looked_up_when_they_are_there() -> None:
+    both = pair(max_fetches=2)
+    names = count_lookups(both)
+    prompts = {str(i): [*PROMPT[:20], i] for i in range(8)}
+    for name, prompt in prompts.items():
+        add(both, name, prompt, max_tokens=2)
+    add(both, "other", [4, *PROMPT])
+    add(both, "running", [1, 2], max_tokens=40)
+    assert steps_alone(both)
+    assert len(names) == 10
+    assert len(both.link.asks) == 2
+    for prompt, ask in zip((PROMPT[:20], [4, *PROMPT[:19]]), both.link.asks):
+        assert list(ask.token_ids) == prompt
+    news = both.settle()
+    for name, prompt in prompts.items():
+        assert tokens(news, name) == alone(prompt, 2)
+    assert len(both.link.asks) == 2
+    both.assert_clean()
+
+
+def test_blocks_that_came_for_another_sequence_need_no_free_fetch() -> None:
+    both = pair(max_fetches=1)
+    add(both, "first", PROMPT)
+    add(both, "other", [4, *PROMPT])
+    add(both, "same", PROMPT)
+    steps_alone(both, 2)
+    both.link.deliver()
+    while both.prefill.core.has_work:
+        both.prefill.core.step()
+    for _ in range(2):
+        both.link.deliver()
+    assert tokens(steps_alone(both), "same") == alone(PROMPT)
+    assert len(both.link.asks) == 2
+    both.settle()
+    both.assert_clean()
