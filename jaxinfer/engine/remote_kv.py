@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -70,7 +71,7 @@ class _Saving:
 class RemoteKV:
     """Connects the scheduler's fetches, and requests for others, with a connector.
 
-    All methods but ``on_event`` are called on the thread of the step loop, or before there is one.
+    All methods but ``on_event`` and ``drain`` are called on the thread of the step loop, or before there is one.
     """
 
     def __init__(
@@ -112,6 +113,10 @@ class RemoteKV:
             for run in self._early:
                 call(run)
             self._early.clear()
+
+    def drain(self) -> Future[None]:
+        """See ``KVConnector``; on any thread."""
+        return self._connector.drain()
 
     def close(self) -> None:
         self._connector.close()
