@@ -146,6 +146,8 @@ class EngineCore:
 
     def step(self) -> list[OutputDelta]:
         """Dispatches the next step, if there is one, and commits the step before it."""
+        if self.remote is not None:
+            self.remote.receive()
         drafting = self._speculation is not None and self._wait_for_drafts(self._speculation)
         started = time.monotonic()
         if drafting and self._speculation is not None:

@@ -20,6 +20,7 @@ class Blocks:
 
     Attributes:
         contents: K and V of each of these layers, ``[C, K, S, h]`` with whole logical heads.
+        unused: slots at the end of the last block that hold nothing of the sequence, but anything.
     """
 
     group: int
@@ -27,6 +28,7 @@ class Blocks:
     start: int
     stop: int
     contents: tuple[Array, ...]
+    unused: int = 0
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ class FetchClient:
         peer.fetches += 1
         layout = self._card.layout
         first = {layer: ask.first[group] for layer, group in enumerate(layout.groups)}
-        stop = len(ask.token_ids) // layout.block_size
+        stop = -(-len(ask.token_ids) // layout.block_size)
         self._fetches[ask.fetch] = _Fetch(ask, peer, now, now + self._timeout, stop, first)
 
     def _cancel(self, fetch: int) -> None:

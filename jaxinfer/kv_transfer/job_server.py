@@ -214,7 +214,7 @@ class JobServer:
                 self._let_go(item.job, item.piece)
                 return
         blocks = item.blocks
-        frames = self._sender.pack((item.job, item.piece), self._payload.pack(blocks.contents))
+        frames = self._sender.pack((item.job, item.piece), self._payload.pack(blocks.contents, blocks.unused))
         with self._lock:
             if item.job not in self._jobs:  # cancelled meanwhile, when there was nothing to free yet
                 self._sender.free((item.job, item.piece))

@@ -43,9 +43,9 @@ class Ask(msgspec.Struct, tag="ask", frozen=True, array_like=True):
 
     Attributes:
         fetch: number of the fetch, repeated in all that concerns it.
-        token_ids: of the full blocks that are wanted, and of those before them.
+        token_ids: of the blocks that are wanted, and of those before them; the last one need not be full.
         first: number of the first missing block of each group; all from there on are missing.
-        digest: of the chain of these blocks, as both engines file them.
+        digest: of the chain of the full ones of these blocks, as both engines file them.
         priority, cache_salt: of the request.
     """
 

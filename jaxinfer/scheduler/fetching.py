@@ -29,7 +29,8 @@ class Fetch:
     """Blocks that a sequence waits for.
 
     Attributes:
-        num_tokens: tokens that are computed when they are there, those of prefix hits included; full blocks.
+        num_tokens: tokens that are computed when they are there, those of prefix hits included. All but the last one of
+            the prompt, so that the next step here is as short as any other; the last block may be partly filled.
         missing: numbers of the missing blocks in each group's table.
     """
 
@@ -71,7 +72,7 @@ class Fetches:
         policy = self._policy
         if policy is None or not seq.may_fetch or any(seq.tables):
             return False
-        if self._num_tokens(seq) < policy.min_tokens or not policy.available():
+        if self._full_tokens(seq) < policy.min_tokens or not policy.available():
             return False
         return parent_to_share(seq, self._kv) is None
 
@@ -80,7 +81,7 @@ class Fetches:
         assert self._policy is not None
         hit = self._kv.find(seq)
         held = min(len(table) for table in hit.tables) * self._kv.block_size
-        if self._num_tokens(seq) - held < self._policy.min_tokens:
+        if self._full_tokens(seq) - held < self._policy.min_tokens:
             seq.lacks = None
             return None
         seq.lacks = self._first_missing(seq, hit)
@@ -144,5 +145,9 @@ class Fetches:
         return self._kv.chain_digest(seq, min(len(table) for table in hit.tables) + 1)
 
     def _num_tokens(self, seq: Sequence) -> int:
-        """Tokens of the prompt's full blocks; the last token of a sequence is always computed here."""
-        return min(seq.num_prompt, seq.num_tokens - 1) // self._kv.block_size * self._kv.block_size
+        """Tokens of the prompt that another engine can compute; a sequence's last token is always computed here."""
+        return min(seq.num_prompt, seq.num_tokens - 1)
+
+    def _full_tokens(self, seq: Sequence) -> int:
+        """Those of them that are in full blocks."""
+        return self._num_tokens(seq) // self._kv.block_size * self._kv.block_size

@@ -71,7 +71,7 @@ def test_an_ask_for_blocks_before_the_window_is_refused() -> None:
     for first in (0, 2):
         ask = msgspec.structs.replace(asked.ask, first=(first,))
         both.link.prefiller.take(dataclasses.replace(asked, ask=ask))
-        assert "allowed is [3] to 5" in both.link.to_decode.pop().error
+        assert "allowed is [3] to 6" in both.link.to_decode.pop().error
         assert not both.prefill.core.scheduler.has_work
     both.link.to_prefill.append(asked)
     assert tokens(both.settle(), "b") == alone(PROMPT)
@@ -144,7 +144,7 @@ def test_a_queue_that_waits_for_the_same_blocks_is_looked_up_when_they_are_there
     assert steps_alone(both)
     assert len(names) == 10
     assert len(both.link.asks) == 2
-    for prompt, ask in zip((PROMPT[:20], [4, *PROMPT[:19]]), both.link.asks):
+    for prompt, ask in zip((PROMPT[:20], [4, *PROMPT[:22]]), both.link.asks):
         assert list(ask.token_ids) == prompt
     news = both.settle()
     for name, prompt in prompts.items():
@@ -167,4 +167,48 @@ def test_blocks_that_came_for_another_sequence_need_no_free_fetch() -> None:
     assert tokens(steps_alone(both), "same") == alone(PROMPT)
     assert len(both.link.asks) == 2
     both.settle()
+    both.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("running", "seconds", "expected"),
+    [(True, 0.0, [2, 2, 1, 1, 1, 1, 1, 1, 1]), (True, 1.0, [11]), (False, 0.0, [11])],
+    ids=["no time left", "time enough", "nobody runs"],
+)
+def test_pieces_that_come_at_once_are_spread_over_steps(running, seconds, expected) -> None:
+    """At least one a step, and an eighth of those that wait, while others run.
+
+    Args:
+        seconds: between two steps; writes take none.
+    """
+    both = pair(num_blocks=100, chunk_size=4, max_num_batched_tokens=8)
+    remote = both.decode.core.remote
+    assert remote is not None
+    now, written = 0.0, []
+    remote._clock = lambda: now
+    write = remote._writer.write_blocks
+
+    def counted(*args) -> None:
+        written[-1] += 1
+        write(*args)
+
+    remote._writer.write_blocks = counted  # type: ignore[method-assign]
+    if running:
+        add(both, "running", [1, 2], max_tokens=40)
+        steps_alone(both, 2)
+    prompt = [*PROMPT, *PROMPT[:19]]
+    add(both, "long", prompt)
+    both.decode.core.step()
+    both.link.deliver()
+    while both.prefill.core.has_work:
+        both.prefill.core.step()
+    both.link.deliver()
+    news = []
+    while sum(written) < 11:
+        now += seconds
+        written.append(0)
+        news += both.decode.core.step()
+        both.check()
+    assert written == expected
+    assert tokens(news + both.settle(), "long") == alone(prompt)
     both.assert_clean()
