@@ -119,11 +119,12 @@ async def measure(url: str, load: Load, seconds: float | None = None) -> Run:
         ]
         for event in events:
             await event.wait()
-        begin, first_tokens = time.perf_counter(), []
-        if seconds is None:
-            for i in range(load.prompts):
-                first_tokens.append(await _first_token(client, load.random_ids(load.prompt_tokens, 100 + i)))
-        else:
+        begin = time.perf_counter()
+        asked = range(100, 100 + load.prompts) if seconds is None else ()
+        first_tokens = [
+            await _first_token(client, load.random_ids(load.prompt_tokens, seed)) for seed in asked
+        ]
+        if seconds is not None:
             await asyncio.sleep(seconds)
         end = time.perf_counter()
         if any(task.done() for task in tasks):
