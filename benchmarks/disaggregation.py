@@ -46,8 +46,8 @@ class Load:
 
 
 @contextlib.contextmanager
-def server(config: str, core: int, options: dict[str, object]) -> Iterator[str]:
-    """A server that uses one core; yields its URL."""
+def server(config: str, core: int, options: dict[str, object]) -> Iterator["subprocess.Popen[str]"]:
+    """A server that uses one core, and starts."""
     given = [f"--{name}={value}" for name, value in {"server.port": 0, **options}.items()]
     process = subprocess.Popen(
         [sys.executable, "-c", START, "serve", "--config", config, *given],
@@ -55,17 +55,8 @@ def server(config: str, core: int, options: dict[str, object]) -> Iterator[str]:
         text=True,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
-    assert process.stderr is not None
     try:
-        for line in process.stderr:
-            found = re.search(r"at (http://\S+)", line)
-            if found:
-                break
-            sys.stderr.write(line)
-        else:
-            raise RuntimeError("the server did not start")
-        os.set_blocking(process.stderr.fileno(), False)
-        yield found[1]
+        yield process
     finally:
         process.terminate()
         try:
@@ -73,6 +64,18 @@ def server(config: str, core: int, options: dict[str, object]) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def url_of(process: "subprocess.Popen[str]") -> str:
+    """Waits until a server listens."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        found = re.search(r"at (http://\S+)", line)
+        if found:
+            os.set_blocking(process.stderr.fileno(), False)
+            return found[1]
+        sys.stderr.write(line)
+    raise RuntimeError("the server did not start")
 
 
 @dataclass(frozen=True)
@@ -172,15 +175,16 @@ def main() -> None:
     decoding = {"disaggregation.role": "decode", "disaggregation.peers": f"[{address}]", **common}
     os.sched_setaffinity(0, {1})
     rows: dict[str, list[Run]] = {"no prompts": [], "prefill engine": []}
-    with server(options.config, 1, prefill) as other, server(options.config, 0, decoding) as url:
+    with server(options.config, 1, prefill) as there, server(options.config, 0, decoding) as here:
+        other, url = url_of(there), url_of(here)
         for _ in range(options.runs):
             rows["prefill engine"].append(asyncio.run(measure(url, load)))
             rows["no prompts"].append(asyncio.run(measure(url, load, rows["prefill engine"][-1].seconds)))
             asyncio.run(forget(url))
             asyncio.run(forget(other))
     if options.one_engine:
-        with server(options.config, 0, values) as url:
-            rows["one engine"] = []
+        with server(options.config, 0, values) as alone:
+            url, rows["one engine"] = url_of(alone), []
             for _ in range(options.runs):
                 rows["one engine"].append(asyncio.run(measure(url, load)))
                 asyncio.run(forget(url))
