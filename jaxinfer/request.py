@@ -94,6 +94,8 @@ class Sequence:
         epoch: grows at each preemption; results of older epochs do not move ``num_committed``.
         parent: sibling whose prompt blocks this choice shares once they are computed.
         may_fetch: another engine may compute its prompt; False once that failed.
+        lacks: digest of the first block that another engine has to compute for it, as of when it was last looked up in
+            the prefix cache; None: not looked up since that could have changed.
         constraint: set if the tokens allowed next depend on tokens that the host must know first.
         drafts: guesses of the tokens behind the newest one, for the next step to verify.
         num_drafted, num_accepted: tokens of verified drafts, and those of them that were right.
@@ -107,6 +109,7 @@ class Sequence:
     num_groups: int = 1
     parent: "Sequence | None" = None
     may_fetch: bool = False
+    lacks: bytes | None = None
     constraint: Constraint | None = None
     drafts: Drafts = NO_DRAFTS
     output_token_ids: list[int] = field(default_factory=list)

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from sharding.axes import Axis, AxisRules
@@ -93,6 +95,27 @@ class Layout:
     def bring(self, x: jax.Array | np.ndarray) -> jax.Array:
         """An array of the host, or one that is whole on other devices, whole on each of these."""
         return jax.device_put(x, None if self.mesh is None else NamedSharding(self.mesh, WHOLE))
+
+    def compile_sums(self) -> Callable[[], None]:
+        """Compiles a sum over every group of devices that share a logical axis.
+
+        CPU processes connect to each other in the first sum of a group, where gloo waits 30 s for one that is late, and
+        then fails; in later ones they wait much longer. So processes that may be late, because they read or compile,
+        run these sums when they have met.
+
+        Returns:
+            Runs the sums, and waits for them.
+        """
+        groups = sorted({over for name, _ in self.rules.mesh_axes if (over := self.rules.over(name))})
+        one = np.ones(1, np.float32)
+        sums = [jax.jit(self.spread(partial(lax.psum, axis_name=over), (WHOLE,), WHOLE)) for over in groups]
+        programs = [program.lower(one).compile() for program in sums]
+
+        def run() -> None:
+            for program in programs:
+                jax.block_until_ready(program(one))
+
+        return run
 
     def struct(self, local: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         """What stands for an array, whose shares look like that, when programs are compiled before it is there."""

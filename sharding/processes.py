@@ -2,6 +2,10 @@
 
 import jax
 
+_HEARTBEAT = 3600
+"""Seconds of silence after which JAX ends all processes. Who uses them finds out much earlier, and better: JAX also
+counts the time in which all of them were stopped."""
+
 
 def join_processes(host: str, port: int, count: int, rank: int, timeout: float) -> None:
     """Makes the devices of all processes known to each of them; before any other use of JAX.
@@ -23,6 +27,7 @@ def join_processes(host: str, port: int, count: int, rank: int, timeout: float) 
         rank,
         cluster_detection_method="deactivate",
         initialization_timeout=int(timeout),
+        heartbeat_timeout_seconds=_HEARTBEAT,
         shutdown_timeout_seconds=5,
         coordinator_bind_address=f"{shown if local else '[::]'}:{port}",
     )

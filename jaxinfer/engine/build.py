@@ -209,7 +209,7 @@ def _load(
         # A cache that takes what is left has to wait for the weights.
         num_blocks = gang.least("KV blocks", size_cache(config, setup, more))
         kv_cache = allocate_cache(config, setup, num_blocks)
-    gang.agree("weights", {})  # no sum over devices waits for one that still reads
+    gang.meet(setup.layout)
     builder = BatchBuilder(setup.plan)
     programs = ModelPrograms(setup.parts, params, functions)
     drafter = None

@@ -146,7 +146,7 @@ class EngineClient(Protocol):
 
     async def drain(self, timeout: float) -> None:
         """Refuses new requests, waits until all in flight are finished or ``timeout`` seconds are over, and aborts the
-        rest."""
+        rest; prompts that are computed for other engines included."""
         ...
 
     async def shutdown(self) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -47,7 +48,7 @@ class _InFlight:
 
 
 class EngineCore:
-    """Runs requests to their end, one step at a time. Not thread-safe: one thread calls it.
+    """Runs requests to their end, one step at a time. Not thread-safe: one thread calls it, but for ``drain``.
 
     Args:
         depth: steps that may be in flight while the next one is planned (0: synchronous).
@@ -135,8 +136,18 @@ class EngineCore:
             if seq.status is not Status.FINISHED:
                 self._end(seq, FinishReason.ABORT)
 
+    def drain(self) -> Future[None]:
+        """Refuses prompts of other engines from now on; done when those that were taken are over. On any thread."""
+        if self.remote is not None:
+            return self.remote.drain()
+        nothing: Future[None] = Future()
+        nothing.set_result(None)
+        return nothing
+
     def step(self) -> list[OutputDelta]:
         """Dispatches the next step, if there is one, and commits the step before it."""
+        if self.remote is not None:
+            self.remote.receive()
         drafting = self._speculation is not None and self._wait_for_drafts(self._speculation)
         started = time.monotonic()
         if drafting and self._speculation is not None:

@@ -2,8 +2,11 @@
 
 import itertools
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -28,6 +31,12 @@ from jaxinfer.scheduler.scheduler import Scheduler
 
 Call = Callable[[Callable[[], None]], Any]
 """Runs a function on the thread of the step loop, between two steps."""
+
+
+_WRITE_SHARE = 0.1
+"""Share of the time between two steps in which blocks are written beside running sequences."""
+_SPREAD = 8
+"""Part of the waiting pieces that is written in any case, so that they never pile up."""
 
 
 class BlockWriter(Protocol):
@@ -63,6 +72,7 @@ class _Saving:
     """A prompt that is computed for another engine; ``next`` is the first block of each group that it still lacks."""
 
     job: Job
+    num_tokens: int
     stop: int
     next: list[int]
 
@@ -70,7 +80,7 @@ class _Saving:
 class RemoteKV:
     """Connects the scheduler's fetches, and requests for others, with a connector.
 
-    All methods but ``on_event`` are called on the thread of the step loop, or before there is one.
+    All methods but ``on_event`` and ``drain`` are called on the thread of the step loop, or before there is one.
     """
 
     def __init__(
@@ -87,6 +97,9 @@ class RemoteKV:
         self._fetches: dict[int, Fetch] = {}
         self._number_of: dict[Sequence, int] = {}
         self._saving: dict[Sequence, _Saving] = {}
+        self._arrivals: deque[Arrived | Ended] = deque()
+        self._clock = time.monotonic
+        self._received = 0.0
         self._has_news = False
         self._failure: Exception | None = None
 
@@ -97,7 +110,7 @@ class RemoteKV:
     @property
     def has_news(self) -> bool:
         """Whether a step is worth while, even if the one before had nothing to compute."""
-        return self._has_news or self._scheduler.fetches.has_news
+        return self._has_news or bool(self._arrivals) or self._scheduler.fetches.has_news
 
     def connect(self) -> None:
         """Raises:
@@ -113,6 +126,10 @@ class RemoteKV:
                 call(run)
             self._early.clear()
 
+    def drain(self) -> Future[None]:
+        """See ``KVConnector``; on any thread."""
+        return self._connector.drain()
+
     def close(self) -> None:
         self._connector.close()
 
@@ -125,8 +142,27 @@ class RemoteKV:
 
     # ---- the step
 
+    def receive(self) -> None:
+        """Writes blocks that have come, and takes note of fetches that have ended; before a step is planned.
+
+        The tokens of running sequences are late by what this takes, so while there are some, pieces that came at once
+        are spread over several steps.
+        """
+        started = self._clock()
+        end = started + _WRITE_SHARE * (started - self._received)
+        self._received = started
+        written, least = 0, -(-len(self._arrivals) // _SPREAD)
+        while self._arrivals:
+            event = self._arrivals.popleft()
+            if isinstance(event, Ended):
+                self._ended(event)
+            elif self._arrived(event):
+                written += 1
+                if self._scheduler.running and written >= least and self._clock() >= end:
+                    return
+
     def scheduled(self, plan: StepPlan | None) -> StepPlan | None:
-        """Starts and cancels what the scheduler decided, and has the step's full blocks read for those who asked."""
+        """Starts and cancels what the scheduler decided, and has blocks that the step completes read for who asked."""
         self._has_news = False
         if self._failure is not None:
             raise self._failure
@@ -177,19 +213,20 @@ class RemoteKV:
             saving = self._saving.get(row.seq)
             if saving is None:
                 continue
-            stop = min((row.start + row.num_tokens) // size, saving.stop)
+            end = row.start + row.num_tokens
+            stop = min(end // size if end < saving.num_tokens else saving.stop, saving.stop)
             for group, table in enumerate(row.seq.tables):
                 start = saving.next[group]
                 if start < stop:
                     saving.next[group] = stop
                     blocks = tuple(table[start:stop])
                     assert all(blocks), "a block that is wanted left the window before it was read"
-                    reads.append(BlockRead(group, blocks, partial(self._save, saving.job, group, start)))
+                    reads.append(BlockRead(group, blocks, partial(self._save, saving, group, start)))
         return reads
 
     def _save(
         self,
-        job: Job,
+        saving: _Saving,
         group: int,
         first: int,
         layers: tuple[int, ...],
@@ -197,7 +234,8 @@ class RemoteKV:
         contents: tuple[Array, ...],
     ) -> None:
         stop = first + start + len(contents[0])
-        self._connector.save(job, Blocks(group, layers, first + start, stop, contents))
+        unused = max(0, stop * self._scheduler.kv.block_size - saving.num_tokens)
+        self._connector.save(saving.job, Blocks(group, layers, first + start, stop, contents, unused))
 
     # ---- events
 
@@ -208,10 +246,8 @@ class RemoteKV:
                 self._prepare(event)
             case Cancelled():
                 self._post(lambda: self._jobs.abort(_request_id(event.job)))
-            case Arrived():
-                self._post(lambda: self._arrived(event))
-            case Ended():
-                self._post(lambda: self._ended(event))
+            case Arrived() | Ended():
+                self._post(lambda: self._arrivals.append(event))
 
     def _post(self, function: Callable[[], None]) -> None:
         def run() -> None:
@@ -239,9 +275,9 @@ class RemoteKV:
 
     def _check(self, ask: Ask) -> None:
         kv, tokens = self._scheduler.kv, len(ask.token_ids)
-        count, rest = divmod(tokens, kv.block_size)
-        if not count or rest:
-            raise RequestError(f"{tokens} tokens are no full blocks of {kv.block_size}")
+        count = kv.blocks_for(tokens)
+        if not count:
+            raise RequestError("no tokens")
         # Blocks before the window may be gone before they can be read.
         least = [kv.first_visible(group, tokens) for group in range(len(kv.windows))]
         if len(ask.first) != len(least) or any(not low <= at <= count for low, at in zip(least, ask.first)):
@@ -249,26 +285,26 @@ class RemoteKV:
 
     def _queue(self, asked: Asked, sequences: list[Sequence]) -> None:
         (seq,) = sequences
-        kv = self._scheduler.kv
-        count = len(asked.ask.token_ids) // kv.block_size
-        if kv.chain_digest(seq, count) != asked.ask.digest:
+        kv, tokens = self._scheduler.kv, len(asked.ask.token_ids)
+        if kv.chain_digest(seq, tokens // kv.block_size) != asked.ask.digest:
             self._connector.finished(asked.job, "the digest of the blocks is not that of their tokens")
             return
-        self._saving[seq] = _Saving(asked.job, count, list(asked.ask.first))
+        self._saving[seq] = _Saving(asked.job, tokens, kv.blocks_for(tokens), list(asked.ask.first))
         try:
             self._jobs.add(sequences)
         except (QueueFullError, RequestError) as error:
             del self._saving[seq]
             self._connector.finished(asked.job, str(error))
 
-    def _arrived(self, event: Arrived) -> None:
+    def _arrived(self, event: Arrived) -> bool:
+        """Writes a piece; False if nobody waits for it any more."""
         fetch = self._fetches.get(event.fetch)
-        if (
-            fetch is not None and fetch.seq.status is Status.FETCHING
-        ):  # not one that was aborted since the last step
-            blocks = event.blocks
-            ids = fetch.seq.tables[blocks.group][blocks.start : blocks.stop]
-            self._writer.write_blocks(blocks.group, blocks.layers, ids, blocks.contents)
+        if fetch is None or fetch.seq.status is not Status.FETCHING:  # aborted since the last step
+            return False
+        blocks = event.blocks
+        ids = fetch.seq.tables[blocks.group][blocks.start : blocks.stop]
+        self._writer.write_blocks(blocks.group, blocks.layers, ids, blocks.contents)
+        return True
 
     def _ended(self, event: Ended) -> None:
         fetch = self._fetches.get(event.fetch)

@@ -136,7 +136,8 @@ class ThreadClient:
 
     async def drain(self, timeout: float) -> None:
         self._draining = True
-        await self._streams.drain(timeout)
+        others = asyncio.wrap_future(self._engine.core.drain())
+        await asyncio.gather(self._streams.drain(timeout), asyncio.wait([others], timeout=timeout))
 
     async def shutdown(self) -> None:
         await asyncio.to_thread(self.stop, STOP_TIMEOUT if self._stalled is None else 0.0)

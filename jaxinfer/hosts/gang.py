@@ -17,6 +17,7 @@ from jaxinfer.hosts.leader import LeaderRunner
 from jaxinfer.hosts.leader_link import LeaderLink
 from jaxinfer.hosts.link import end_process
 from jaxinfer.runner.protocol import Runner
+from sharding.layout import Layout
 from sharding.processes import join_processes, leave_processes
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,14 @@ class Gang:
         for rank, other in enumerate(others, start=1):
             if found := differences(first, other):
                 raise ConfigError(f"rank {rank} differs from rank 0: {found}")
+
+    def meet(self, layout: Layout) -> None:
+        """Waits until all ranks have come to this point, and connects their devices: no sum waits for one that still
+        reads weights, or compiles."""
+        if self.link is not None:
+            run = layout.compile_sums()
+            self.agree("weights", {})
+            run()
 
     def least(self, what: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """The least that any rank has, of each number."""

@@ -161,17 +161,17 @@ class KVCacheManager:
     def admit_remote(
         self, seq: Sequence, hit: PrefixHit, num_tokens: int, reserve_tokens: int
     ) -> tuple[range, ...] | None:
-        """As ``admit``, for full blocks that another engine computes: those that the token behind them can see.
+        """As ``admit``, for blocks that another engine computes: those that the token behind them can see.
 
         Args:
             hit: its part that lies inside a block is of no use here.
-            num_tokens: of full blocks, the hit included.
+            num_tokens: in these blocks, the hit included; the last block need not be full.
 
         Returns:
             Numbers of the missing blocks in each group's table, or None if the blocks are not there.
         """
         assert not any(seq.tables), "an admitted sequence holds no blocks"
-        count = num_tokens // self.block_size
+        count = self.blocks_for(num_tokens)
         missing: list[range] = []
         kept: list[list[int]] = []
         for group, pool in enumerate(self.pools):

@@ -1,6 +1,7 @@
 """How an engine hands blocks of K and V to other engines, and gets them."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ class Blocks:
 
     Attributes:
         contents: K and V of each of these layers, ``[C, K, S, h]`` with whole logical heads.
+        unused: slots at the end of the last block that hold nothing of the sequence, but anything.
     """
 
     group: int
@@ -26,6 +28,7 @@ class Blocks:
     start: int
     stop: int
     contents: tuple[Array, ...]
+    unused: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,9 @@ Event = Asked | Cancelled | Arrived | Ended
 class KVConnector(Protocol):
     """Moves blocks between engines, request by request and layer by layer.
 
-    All methods are called on the thread of the step loop, and none of them waits: content that is still being computed
-    is waited for elsewhere, and what happens elsewhere comes as events. Pieces of a fetch that is over may still come.
+    All methods but ``drain`` are called on the thread of the step loop, and none of them waits: content that is
+    still being computed is waited for elsewhere, and what happens elsewhere comes as events. Pieces of a fetch that
+    is over may still come.
     """
 
     @property
@@ -115,6 +119,11 @@ class KVConnector(Protocol):
 
     def finished(self, job: Job, error: str | None) -> None:
         """Ends a job behind all that was saved for it: its blocks are sound, or ``error`` says why not."""
+        ...
+
+    def drain(self) -> Future[None]:
+        """Refuses prompts of other engines from now on; done when those that were taken are over, and their blocks were
+        taken. On any thread."""
         ...
 
     def close(self) -> None:

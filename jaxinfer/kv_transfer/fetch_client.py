@@ -44,6 +44,7 @@ class _Peer:
     Attributes:
         instance, data: as its ``Welcome`` said; empty before it, and when it is lost.
         misfit: why it cannot be used.
+        draining: it takes no fetch any more, but ends those that it has.
         work: pieces and ends, for the thread that takes them.
     """
 
@@ -54,12 +55,13 @@ class _Peer:
     instance: bytes = b""
     data: bytes = b""
     misfit: str | None = None
+    draining: bool = False
     fetches: int = 0
     work: "SimpleQueue[tuple[Piece | End, bytes, list[Frame]] | None]" = field(default_factory=SimpleQueue)
 
     @property
     def usable(self) -> bool:
-        return bool(self.instance) and self.misfit is None
+        return bool(self.instance) and self.misfit is None and not self.draining
 
 
 @dataclass
@@ -203,7 +205,7 @@ class FetchClient:
         peer.fetches += 1
         layout = self._card.layout
         first = {layer: ask.first[group] for layer, group in enumerate(layout.groups)}
-        stop = len(ask.token_ids) // layout.block_size
+        stop = -(-len(ask.token_ids) // layout.block_size)
         self._fetches[ask.fetch] = _Fetch(ask, peer, now, now + self._timeout, stop, first)
 
     def _cancel(self, fetch: int) -> None:
@@ -247,6 +249,9 @@ class FetchClient:
         misfit = mismatch(self._card, message.card)
         if misfit is not None and misfit != peer.misfit:
             logger.error("the prefill engine at %s cannot be used: %s", peer.address, misfit)
+        if message.draining and not peer.draining:
+            logger.info("the prefill engine at %s is about to stop, and is not asked any more", peer.address)
+        peer.draining = message.draining
         with self._answers:
             peer.misfit, peer.data, peer.instance = misfit, message.data, message.instance
             self._answers.notify_all()

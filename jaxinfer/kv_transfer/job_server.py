@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -105,6 +106,9 @@ class JobServer:
         """Guards jobs and what they hold."""
         self._jobs: dict[Job, _Job] = {}
         self._peers: dict[bytes, _Peer] = {}
+        self._draining = False
+        self._drained: Future[None] = Future()
+        self._drained.set_running_or_notify_cancel()  # several may wait for it, so nobody can cancel it
         self._work: SimpleQueue[_Save | _Finish | None] = SimpleQueue()
         self._worker = threading.Thread(target=self._run_worker, name="jaxinfer-kv-send", daemon=True)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -164,6 +168,11 @@ class JobServer:
         """See ``KVConnector``."""
         self._work.put(_Finish(job, error))
 
+    def drain(self) -> Future[None]:
+        """See ``KVConnector``."""
+        self._io.post(self._drain)
+        return self._drained
+
     def close(self) -> None:
         def last() -> None:
             for job in list(self._jobs):
@@ -175,6 +184,9 @@ class JobServer:
         self._io.stop(last)
         if not self._io.started:
             self._socket.close(0)
+        with self._lock:
+            if not self._drained.done():
+                self._drained.set_result(None)
         self._sender.close()
         self._context.term()
 
@@ -202,7 +214,7 @@ class JobServer:
                 self._let_go(item.job, item.piece)
                 return
         blocks = item.blocks
-        frames = self._sender.pack((item.job, item.piece), self._payload.pack(blocks.contents))
+        frames = self._sender.pack((item.job, item.piece), self._payload.pack(blocks.contents, blocks.unused))
         with self._lock:
             if item.job not in self._jobs:  # cancelled meanwhile, when there was nothing to free yet
                 self._sender.free((item.job, item.piece))
@@ -259,12 +271,30 @@ class JobServer:
         if peer not in self._peers and misfit is not None:
             logger.error("a decode engine does not fit: %s", misfit)
         self._peers[peer] = _Peer(message, time.monotonic(), misfit)
-        self._send(peer, Welcome(self._instance, self._card, self._sender.address))
+        self._welcome(peer)
+
+    def _welcome(self, peer: bytes) -> None:
+        self._send(peer, Welcome(self._instance, self._card, self._sender.address, self._draining))
+
+    def _drain(self) -> None:
+        if not self._draining:
+            self._draining = True
+            logger.info("takes no more prompts of other engines; %d are left", self.num_jobs)
+            for peer in self._peers:
+                self._welcome(peer)
+            self._note_drained()
+
+    def _note_drained(self) -> None:
+        with self._lock:
+            if self._draining and not self._jobs and not self._drained.done():
+                self._drained.set_result(None)
 
     def _ask(self, peer: bytes, ask: Ask, known: _Peer) -> None:
         job = Job(peer, ask.fetch)
         if known.misfit is not None:
             self._send(peer, End(ask.fetch, known.misfit))
+        elif self._draining:
+            self._send(peer, End(ask.fetch, "the prefill engine is about to stop, and takes no more prompts"))
         elif job in self._jobs:
             self._send(peer, End(ask.fetch, "this number of a fetch is in use"))
         else:
@@ -300,6 +330,7 @@ class JobServer:
             state = self._jobs.pop(job)
             for piece in state.held:
                 self._sender.free((job, piece))
+        self._note_drained()
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -68,7 +68,7 @@ class EngineCard(msgspec.Struct, frozen=True, array_like=True):
     layout: BlockLayout
     transport: str
     quantization: str
-    version: int = 1
+    version: int = 2
 
 
 def mismatch(ours: EngineCard, theirs: EngineCard) -> str | None:

@@ -24,16 +24,18 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True, array_like=True):
-    """The answer to ``Hello``, also if the cards do not fit.
+    """The answer to ``Hello``, also if the cards do not fit. Comes unasked when the engine begins to drain.
 
     Attributes:
         instance: of the prefill engine; another one after a restart, which knows nothing of earlier fetches.
         data: address for the transport.
+        draining: it takes no asks any more, as it is to stop.
     """
 
     instance: bytes
     card: EngineCard
     data: bytes
+    draining: bool = False
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True, array_like=True):
@@ -41,9 +43,9 @@ class Ask(msgspec.Struct, tag="ask", frozen=True, array_like=True):
 
     Attributes:
         fetch: number of the fetch, repeated in all that concerns it.
-        token_ids: of the full blocks that are wanted, and of those before them.
+        token_ids: of the blocks that are wanted, and of those before them; the last one need not be full.
         first: number of the first missing block of each group; all from there on are missing.
-        digest: of the chain of these blocks, as both engines file them.
+        digest: of the chain of the full ones of these blocks, as both engines file them.
         priority, cache_salt: of the request.
     """
 

@@ -38,10 +38,13 @@ class Payload:
     def num_bytes(self, layers: Sequence[int], num_blocks: int) -> int:
         return sum(map(num_bytes, self.shapes(layers, num_blocks)))
 
-    def pack(self, contents: Sequence[Array]) -> list[Array]:
+    def pack(self, contents: Sequence[Array], unused: int = 0) -> list[Array]:
+        """Args:
+        unused: slots at the end of the last block that hold anything.
+        """
         if not self.quantized:
             return list(contents)
-        return [part for x in contents for part in quantize(np.asarray(x))]
+        return [part for x in contents for part in quantize(_without(np.asarray(x), unused))]
 
     def unpack(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         if not self.quantized:
@@ -49,3 +52,11 @@ class Payload:
         dtype = dtype_of(self.layout.dtype)
         pairs = zip(arrays[::2], arrays[1::2])
         return tuple(dequantize(np.asarray(q), np.asarray(scale), dtype) for q, scale in pairs)
+
+
+def _without(x_CKSh: np.ndarray, unused: int) -> np.ndarray:
+    """Zeros in the last slots of the last block, where an infinite value would spoil the scale of the others."""
+    if unused:
+        x_CKSh = x_CKSh.copy()
+        x_CKSh[-1, :, -unused:] = 0
+    return x_CKSh

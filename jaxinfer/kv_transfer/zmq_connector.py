@@ -1,6 +1,7 @@
 """The ``KVConnector`` of real engines: messages over ZeroMQ, content over a transport."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from jaxinfer.config_disaggregation import DisaggregationConfig
 from jaxinfer.kv_transfer.connector import Blocks, Event, Job
@@ -76,6 +77,13 @@ class ZmqConnector:
     def finished(self, job: Job, error: str | None) -> None:
         assert self.server is not None, "only an engine that prefills has jobs"
         self.server.finished(job, error)
+
+    def drain(self) -> Future[None]:
+        if self.server is not None:
+            return self.server.drain()
+        nothing: Future[None] = Future()
+        nothing.set_result(None)
+        return nothing
 
     def close(self) -> None:
         for end in (self.client, self.server):

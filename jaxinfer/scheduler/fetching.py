@@ -29,7 +29,8 @@ class Fetch:
     """Blocks that a sequence waits for.
 
     Attributes:
-        num_tokens: tokens that are computed when they are there, those of prefix hits included; full blocks.
+        num_tokens: tokens that are computed when they are there, those of prefix hits included. All but the last one of
+            the prompt, so that the next step here is as short as any other; the last block may be partly filled.
         missing: numbers of the missing blocks in each group's table.
     """
 
@@ -71,7 +72,7 @@ class Fetches:
         policy = self._policy
         if policy is None or not seq.may_fetch or any(seq.tables):
             return False
-        if self._num_tokens(seq) < policy.min_tokens or not policy.available():
+        if self._full_tokens(seq) < policy.min_tokens or not policy.available():
             return False
         return parent_to_share(seq, self._kv) is None
 
@@ -80,11 +81,20 @@ class Fetches:
         assert self._policy is not None
         hit = self._kv.find(seq)
         held = min(len(table) for table in hit.tables) * self._kv.block_size
-        return hit if self._num_tokens(seq) - held >= self._policy.min_tokens else None
+        if self._full_tokens(seq) - held < self._policy.min_tokens:
+            seq.lacks = None
+            return None
+        seq.lacks = self._first_missing(seq, hit)
+        return hit
 
-    def on_their_way(self, seq: Sequence, hit: PrefixHit) -> bool:
-        """Whether another sequence waits for the blocks that this one lacks; then they are soon in the prefix cache."""
-        return self._kv.prefix_caching and self._first_missing(seq, hit) in self._first.values()
+    def has_to_wait(self, seq: Sequence) -> bool:
+        """Whether a candidate that was looked up needs a fetch, and there is room for none, or the blocks that it lacks
+        are on their way for another sequence and soon in the prefix cache.
+
+        Looks nothing up, so that a pass over a long queue costs no look-up of every prompt in it.
+        """
+        on_their_way = self._kv.prefix_caching and seq.lacks in self._first.values()
+        return seq.lacks is not None and (self.full or on_their_way)
 
     def start(self, seq: Sequence, hit: PrefixHit) -> bool:
         """Gives a sequence the blocks that it waits for; on False nothing changed."""
@@ -93,6 +103,7 @@ class Fetches:
         if missing is None:
             return False
         seq.status = Status.FETCHING
+        seq.lacks = None
         if seq.num_cached < 0:
             seq.num_cached = min(len(table) for table in hit.tables) * self._kv.block_size
         bisect.insort(self.fetching, seq, key=self._key)
@@ -101,12 +112,12 @@ class Fetches:
         self._started.append(Fetch(seq, num_tokens, missing))
         return True
 
-    def remove(self, seq: Sequence) -> None:
-        """Takes note that a sequence does not wait for blocks any more."""
+    def remove(self, seq: Sequence) -> bytes:
+        """Takes note that a sequence does not wait for blocks any more; the digest of the first of them."""
         self.fetching.remove(seq)
         self.num_prompt_tokens -= seq.num_prompt
-        del self._first[seq]
         self._started = [fetch for fetch in self._started if fetch.seq is not seq]
+        return self._first.pop(seq)
 
     def drop(self, seq: Sequence) -> None:
         """As ``remove``, for a sequence whose blocks others need: what arrives for it is of no use."""
@@ -134,5 +145,9 @@ class Fetches:
         return self._kv.chain_digest(seq, min(len(table) for table in hit.tables) + 1)
 
     def _num_tokens(self, seq: Sequence) -> int:
-        """Tokens of the prompt's full blocks; the last token of a sequence is always computed here."""
-        return min(seq.num_prompt, seq.num_tokens - 1) // self._kv.block_size * self._kv.block_size
+        """Tokens of the prompt that another engine can compute; a sequence's last token is always computed here."""
+        return min(seq.num_prompt, seq.num_tokens - 1)
+
+    def _full_tokens(self, seq: Sequence) -> int:
+        """Those of them that are in full blocks."""
+        return self._num_tokens(seq) // self._kv.block_size * self._kv.block_size

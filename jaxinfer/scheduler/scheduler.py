@@ -89,11 +89,14 @@ class Scheduler:
         Args:
             num_tokens: 0: they do not come, and it computes its prompt itself.
         """
-        self.fetches.remove(seq)
+        first = self.fetches.remove(seq)
         seq.status = Status.WAITING
         if num_tokens:
             seq.num_computed = seq.num_committed = num_tokens
             self.kv.commit(seq)
+            for other in self.waiting:
+                if other.lacks == first:
+                    other.lacks = None
         else:
             self.kv.release(seq)
             seq.may_fetch = False
@@ -198,10 +201,11 @@ class Scheduler:
             if seq.num_in_flight or seq in self._pass.busy or waits_for_parent(seq, self._pass.admitted):
                 continue
             if self.fetches.candidate(seq):
+                if self.fetches.has_to_wait(seq):
+                    continue
                 hit = self.fetches.hit(seq)
                 if hit is not None:
-                    waits = self.fetches.full or self.fetches.on_their_way(seq, hit)
-                    if not waits and not self._fetch(seq, hit):
+                    if not self.fetches.has_to_wait(seq) and not self._fetch(seq, hit):
                         return
                     continue
             if len(self._pass.planned) >= self._pass.most:

@@ -1,6 +1,7 @@
 """ProcessClient: an engine in a process of its own."""
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -164,7 +165,13 @@ class ProcessClient:
 
     async def drain(self, timeout: float) -> None:
         self._draining = True
-        await self._streams.drain(timeout)
+        await asyncio.gather(self._streams.drain(timeout), self._drain_engine(timeout))
+
+    async def _drain_engine(self, timeout: float) -> None:
+        """Waits for prompts that this engine computes for others."""
+        if self._config.disaggregation.prefills:
+            with contextlib.suppress(TimeoutError, EngineDeadError):
+                await asyncio.wait_for(self._call("drain"), timeout)
 
     async def shutdown(self) -> None:
         """Ends the engine process; a step that hangs is killed after ``STOP_TIMEOUT`` seconds."""

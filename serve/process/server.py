@@ -163,6 +163,8 @@ class EngineServer:
                 future = self._loop.call(kv.reset_prefix_cache)
             case "block_owners":
                 future = self._loop.call(lambda: block_owners(kv))
+            case "drain":
+                future = self._engine.core.drain()
             case "start_profile":
                 future = self._workers.submit(self._profiler.start, command.argument)
             case "stop_profile":

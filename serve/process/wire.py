@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SETUP, COMMANDS, NEWS = "setup", "commands", "news"
 """Files of the private directory: how to start, and the sockets."""
 
-Operation = Literal["reset_prefix_cache", "start_profile", "stop_profile", "block_owners"]
+Operation = Literal["reset_prefix_cache", "start_profile", "stop_profile", "block_owners", "drain"]
 
 
 class Setup(msgspec.Struct, array_like=True):

@@ -39,7 +39,7 @@ def test_outputs_are_those_of_one_engine_and_only_missing_blocks_travel(transpor
     first, short = shadow_prompt(45, 1), shadow_prompt(6, 2)
     longer = [*first[:24], *shadow_prompt(30, 3)]
     prompts = [first, short, longer, first]
-    blocks = [11, 0, 13 - 6, 0]
+    blocks = [11, 0, 14 - 6, 0]
 
     async def main() -> list[list[int]]:
         with engine_process("prefill", transport) as child:

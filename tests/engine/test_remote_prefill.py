@@ -24,11 +24,11 @@ def test_the_tokens_are_those_of_one_engine_and_only_missing_blocks_travel() -> 
     news = both.settle()
     assert tokens(news, "a") == alone(PROMPT)
     both.assert_clean()
-    # 5 full blocks; the decode engine computes the rest of the prompt and what it generates.
-    assert sum(b.stop - b.start for b in both.link.sent) == 5
-    assert (computed(both.prefill), computed(both.decode)) == (20, 3 + 4)
+    # All tokens but the last one, in 5 full blocks and half of one; the decode engine computes that one and the answer.
+    assert sum(b.stop - b.start for b in both.link.sent) == 6
+    assert (computed(both.prefill), computed(both.decode)) == (22, 1 + 4)
     # Chunks of 8 tokens are sent as they are computed.
-    assert [(b.start, b.stop) for b in both.link.sent] == [(0, 2), (2, 4), (4, 5)]
+    assert [(b.start, b.stop, b.unused) for b in both.link.sent] == [(0, 2, 0), (2, 4, 0), (4, 6, 2)]
 
 
 def test_prefix_hits_count_on_both_sides() -> None:
@@ -39,10 +39,10 @@ def test_prefix_hits_count_on_both_sides() -> None:
     longer = [*PROMPT[:20], *[4] * 16]
     add(both, "b", longer)
     assert tokens(both.settle(), "b") == alone(longer)
-    # 5 blocks are here and 3 come; the prefill engine had 5 as well.
-    assert [(b.start, b.stop) for b in both.link.sent] == [(5, 7), (7, 8)]
+    # 5 blocks are here and 4 come; the prefill engine had 5 as well.
+    assert [(b.start, b.stop) for b in both.link.sent] == [(5, 7), (7, 9)]
     assert both.link.asks[-1].first == (5,)
-    assert computed(both.prefill) == 20 + 12
+    assert computed(both.prefill) == 22 + 15
     add(both, "c", longer)  # everything is here
     assert tokens(both.settle(), "c") == alone(longer)
     assert len(both.link.asks) == 2
@@ -57,8 +57,8 @@ def test_blocks_that_only_the_prefill_engine_has_are_sent_at_once() -> None:
     both.link.sent.clear()
     add(both, "b", PROMPT)
     assert tokens(both.settle(), "b") == alone(PROMPT)
-    assert sum(b.stop - b.start for b in both.link.sent) == 5
-    assert computed(both.prefill) == 20 + 1  # the last token, for its logits
+    assert sum(b.stop - b.start for b in both.link.sent) == 6
+    assert computed(both.prefill) == 22 + 2  # what is in no full block
 
 
 @pytest.mark.parametrize("windows", [(8,), (None, 6), (4, None, 12)], ids=str)
@@ -68,8 +68,8 @@ def test_layers_with_a_window_get_what_they_can_see(windows) -> None:
     assert tokens(both.settle(), "a") == alone(PROMPT)
     wanted = {g: sum(b.stop - b.start for b in both.link.sent if b.group == g) for g in range(len(windows))}
     for group, window in enumerate(windows):
-        first = 0 if window is None else (20 - window + 1) // 4
-        assert wanted[group] == 5 - first
+        first = 0 if window is None else (22 - window + 1) // 4
+        assert wanted[group] == 6 - first
     both.assert_clean()
 
 
@@ -81,7 +81,7 @@ def test_blocks_that_are_on_their_way_are_not_fetched_twice() -> None:
     assert tokens(news, "a") == alone(PROMPT)
     assert tokens(news, "b") == alone([*PROMPT, 1, 1])
     assert [ask.first for ask in both.link.asks] == [(0,), (5,)]
-    assert sum(b.stop - b.start for b in both.link.sent) == 6
+    assert sum(b.stop - b.start for b in both.link.sent) == 6 + 1
     both.assert_clean()
 
 
@@ -115,13 +115,13 @@ def test_an_engine_that_only_waits_for_blocks_has_no_work_until_they_come() -> N
 
 
 def test_steps_with_running_decodes_stay_short_while_long_prompts_arrive() -> None:
-    """A step of the decode engine computes at most the tail of each prompt beside decodes, not its chunks."""
+    """A step of the decode engine computes the last token of each prompt beside decodes, wherever its blocks end."""
     both = pair(num_blocks=64, chunk_size=None, max_num_batched_tokens=32, max_num_seqs=4)
     add(both, "running", PROMPT[:3], max_tokens=40)
     both.decode.core.step()
     largest = 0
     for i in range(4):
-        add(both, str(i), [i, *PROMPT, *PROMPT[:9]], max_tokens=1)  # 33 tokens, 8 full blocks
+        add(both, str(i), [i, *PROMPT, *PROMPT[: 9 + i]], max_tokens=1)  # 33 tokens and more, 8 full blocks
         for _ in range(8):
             both.link.deliver()
             if both.prefill.core.has_work:
@@ -205,7 +205,7 @@ def test_choices_share_a_prompt_that_came() -> None:
     both = pair()
     add(both, "a", PROMPT, n=3, temperature=1.0, seed=1)
     both.settle()
-    assert sum(b.stop - b.start for b in both.link.sent) == 5
+    assert sum(b.stop - b.start for b in both.link.sent) == 6
     both.assert_clean()
 
 
@@ -234,7 +234,7 @@ def test_an_ask_that_is_not_valid_is_answered_with_the_reason() -> None:
     both.decode.core.step()
     asked = both.link.to_prefill.popleft()
     wrong = [
-        msgspec.structs.replace(asked.ask, token_ids=asked.ask.token_ids[:-1]),
+        msgspec.structs.replace(asked.ask, token_ids=()),
         msgspec.structs.replace(asked.ask, first=(9,)),
         msgspec.structs.replace(asked.ask, first=(0, 0)),
         msgspec.structs.replace(asked.ask, digest=b"x" * 16),

@@ -137,7 +137,7 @@ def test_engines_built_from_configurations_share_a_prompt(model) -> None:
         await prefill.reset_prefix_cache()
         assert await complete(decode, "b", prompt) == alone
         stats = decode.snapshot().transfers
-        assert (stats.received_blocks, stats.received_bytes) == (6, 6 * 2 * 2 * 2 * 16 * 16 * 4)
+        assert (stats.received_blocks, stats.received_bytes) == (7, 7 * 2 * 2 * 2 * 16 * 16 * 4)
         await until_clean(decode, prefill)
         await decode.shutdown()
         await prefill.shutdown()

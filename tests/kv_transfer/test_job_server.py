@@ -15,6 +15,7 @@ from jaxinfer.kv_transfer.messages import (
     End,
     FromDecode,
     FromPrefill,
+    Got,
     Hello,
     Piece,
     Welcome,
@@ -179,3 +180,38 @@ def test_a_job_that_waits_for_its_end_is_not_forgotten(there, decoder) -> None:
     end = decoder.next()
     assert isinstance(end, End)
     assert (end.fetch, end.error) == (2, "more than 600 bytes wait to be taken")
+
+
+def test_an_engine_that_drains_ends_its_jobs_and_takes_no_others(there, decoder) -> None:
+    decoder.hello()
+    job = job_of(there, decoder)
+    drained = there.connector.drain()
+    welcome = decoder.next()
+    assert isinstance(welcome, Welcome)
+    assert welcome.draining
+    decoder.say(ask(2))  # on its way when the other side heard of it
+    assert decoder.next() == End(2, "the prefill engine is about to stop, and takes no more prompts")
+    save(there, job)
+    there.connector.finished(job, None)
+    assert isinstance(decoder.next(), Piece)
+    assert decoder.next() == End(1)
+    assert not drained.done()  # what it holds was not taken
+    decoder.say(Got(1, 0))
+    drained.result(20)
+    assert there.connector.drain().done()
+    assert server(there).num_jobs == 0
+
+
+def test_an_engine_that_drains_waits_for_nobody_who_is_gone(there, decoder) -> None:
+    decoder.hello(heartbeat=0.1)
+    job = job_of(there, decoder)
+    there.connector.drain().result(20)
+    assert there.next() == Cancelled(job)
+
+
+def test_a_drain_ends_with_the_engine(there, decoder) -> None:
+    decoder.hello()
+    job_of(there, decoder)
+    drained = there.connector.drain()
+    there.connector.close()
+    drained.result(20)

@@ -8,6 +8,7 @@ import zmq
 from jaxinfer.config_values import ConfigError
 from jaxinfer.kv_transfer.connector import Arrived, Asked, Blocks, Cancelled, Ended
 from jaxinfer.kv_transfer.messages import Ask, End, Piece, Welcome, decode_from_decode, encode
+from jaxinfer.kv_transfer.payload import Payload
 from jaxinfer.kv_transfer.quantization import dequantize, quantize
 from jaxinfer.kv_transfer.transport import TransferError
 from jaxinfer.kv_transfer.transports.nixl import Room
@@ -62,6 +63,15 @@ def test_int8_takes_a_quarter_and_rounds() -> None:
                 assert (np.abs(x - y) <= limit).all()
         assert here.next() == Ended(1)
         assert there.connector.stats.sent_bytes < 4 * 4 * (3 * 26 + 32) / 3
+
+
+def test_what_is_left_in_unused_slots_spoils_no_scale() -> None:
+    x = np.ones((2, 2, 4, 8), np.float32)
+    x[1, :, 3] = np.inf
+    payload = Payload(msgspec.structs.replace(LAYOUT, heads=(2,), widths=((8, 8),), groups=(0,)), True)
+    (back,) = payload.unpack(payload.pack([x], unused=1))
+    np.testing.assert_allclose(np.asarray(back)[:, :, :3], 1.0, atol=0.01)
+    assert np.isinf(x[1, :, 3]).all()
 
 
 def test_quantization_keeps_zeros_and_shows_what_is_not_finite() -> None:

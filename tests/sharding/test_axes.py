@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from sharding.axes import Axis, Part
@@ -96,3 +97,16 @@ def test_what_cannot_be_divided_is_told_with_both_numbers(part: Part, devices: i
 def test_too_few_devices_are_told_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"3 x 4 x 1 = 12, but there are 8 devices"):
         make_layout(jax.devices()[:8], 3, 4)
+
+
+@pytest.mark.feature("tensor parallel", "expert parallel")
+@pytest.mark.parametrize(
+    ("tensor", "expert", "groups"), [(2, 2, 3), (4, 1, 1), (1, 2, 1), (1, 1, 0)], ids=str
+)
+def test_there_is_a_first_sum_over_every_group_of_devices(tensor, expert, groups, monkeypatch) -> None:
+    over = []
+    psum = lax.psum
+    monkeypatch.setattr(lax, "psum", lambda x, axis_name: over.append(axis_name) or psum(x, axis_name))
+    run = make_layout(jax.devices(), tensor, expert).compile_sums()
+    assert len(over) == len(set(over)) == groups
+    run()
