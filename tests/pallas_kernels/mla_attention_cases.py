@@ -16,6 +16,7 @@ from pallas_kernels.mla_attention.reference import mla_attention as reference
 from tests.pallas_kernels.compiled import options_for
 from tests.pallas_kernels.kv_write_cases import POOL_DTYPES, stored_bits
 from tests.pallas_kernels.picking import Picks, picked_shapes
+from tests.support.compiling import OPTIMIZED, UNOPTIMIZED
 
 S = 4
 Rows = tuple[tuple[int, int], ...]
@@ -100,13 +101,17 @@ def _pool(
 
 
 @lru_cache
-def _jitted(op: Op) -> Op:
-    return jax.jit(lambda *args, **options: op(*args, scale=0.2, **options), compiler_options=options_for(op))
+def _jitted(op: Op, optimize: bool) -> Op:
+    return jax.jit(
+        lambda *args, **options: op(*args, scale=0.2, **options),
+        compiler_options=OPTIMIZED if optimize else UNOPTIMIZED,
+    )
 
 
-def run(op: Op, args: tuple[jax.Array, ...], options: dict[str, jax.Array]) -> np.ndarray:
-    """The op, jitted as in a model, in float32."""
-    return np.asarray(_jitted(op)(*args, **options).astype(jnp.float32))
+def run(op: Op, args: tuple[jax.Array, ...], options: dict[str, jax.Array], bits: bool = False) -> np.ndarray:
+    """The op, jitted as in a model, in float32; where bits are compared, as it is compiled there."""
+    optimize = bits and options_for(op) == OPTIMIZED
+    return np.asarray(_jitted(op, optimize)(*args, **options).astype(jnp.float32))
 
 
 @st.composite
@@ -175,13 +180,13 @@ class MlaAttentionContract:
         bit, and padding is 0."""
         rows = ((1, 1), (4, 5), (1, 9), (2, 600))
         args, options = inputs(Shape(), rows, canary)
-        got = run(self.op, args, options)
+        got = run(self.op, args, options, bits=True)
         assert np.isfinite(got).all()
         start_Q = np.asarray(args[5])
         assert (got[start_Q[len(rows)] :] == 0).all()
         clean, _ = inputs(Shape(), rows, 0.0)
         for row, (tokens, _) in enumerate(rows):
-            want = run(self.op, solo(clean, row), options)[:tokens]
+            want = run(self.op, solo(clean, row), options, bits=True)[:tokens]
             np.testing.assert_array_equal(got[start_Q[row] : start_Q[row + 1]], want)
 
     def test_trees_of_drafts(self) -> None:
@@ -203,9 +208,10 @@ class MlaAttentionContract:
     def test_own_nan_stays_in_its_row(self) -> None:
         """A sequence with a NaN of its own gets NaN, and only that sequence."""
         args, options = inputs(Shape(), ((1, 9), (1, 9), (4, 9)))
-        want = run(self.op, args, options)
+        want = run(self.op, args, options, bits=True)
         block = int(args[4][1, 0])
-        got = run(self.op, (*args[:2], args[2].at[block].set(jnp.nan), *args[3:]), options)
+        broken = (*args[:2], args[2].at[block].set(jnp.nan), *args[3:])
+        got = run(self.op, broken, options, bits=True)
         assert np.isnan(got[1]).all()
         np.testing.assert_array_equal(got[[0, 2, 3, 4, 5]], want[[0, 2, 3, 4, 5]])
 
