@@ -4,7 +4,7 @@ A simulated runner answers at once, so what is measured is what the host adds to
 token per step; each crosses a block border every 16 steps, as in serving. Times are processor time of the thread, so
 that other processes on the machine count little; but a processor that is shared does everything more slowly for seconds
 at a time. So the sizes take turns, and around each step a short loop that hardly touches memory is timed: a step is at
-full speed if both loops took at most 1.3 times the fastest one. As in a server, what exists before the measurement is
+full speed if both loops took at most 1.2 times the fastest one. As in a server, what exists before the measurement is
 frozen for the garbage collector, which stays on.
 
     python -m benchmarks.host_overhead --output docs/images/host_overhead.png
@@ -40,7 +40,7 @@ SIZES = (1, 8, 64, 256, 1024)
 TURN = 16
 """Steps that a size is measured at a time; in so many, every sequence crosses a block border."""
 
-FULL_SPEED = 1.3
+FULL_SPEED = 1.2
 """Most that the loops around a step at full speed take, in times of the fastest one."""
 
 
