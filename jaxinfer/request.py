@@ -83,6 +83,8 @@ class Sequence:
         order: arrival number; ties of priority are broken by it.
         max_tokens: most tokens to generate, already cut to the room in the context.
         key: key data of the random stream, two uint32.
+        num_prompt: tokens of the prompt.
+        reads_prompt: something is wanted of the positions of the prompt: log-probabilities or pooled states.
         num_in_flight: tokens sampled in dispatched steps whose results are not committed yet.
         num_committed: computed tokens of committed steps; KV up to here is known to be sound.
         slot: batch slot, or -1.
@@ -131,18 +133,19 @@ class Sequence:
     epoch: int = 0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
+    num_prompt: int = field(init=False)
+    reads_prompt: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        request = self.request
+        self.num_prompt = len(request.prompt_token_ids)
+        self.reads_prompt = request.pooling is not None or request.params.prompt_logprobs is not None
         if not self.tables:
             self.tables = [[] for _ in range(self.num_groups)]
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_token_ids)
-
-    @property
     def num_tokens(self) -> int:
-        return len(self.request.prompt_token_ids) + len(self.output_token_ids) + self.num_in_flight
+        return self.num_prompt + len(self.output_token_ids) + self.num_in_flight
 
     @property
     def urgency(self) -> tuple[int, int]:
@@ -151,8 +154,9 @@ class Sequence:
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """The known tokens of positions ``start`` to ``stop``."""
-        prompt = self.request.prompt_token_ids
-        n = len(prompt)
+        prompt, n = self.request.prompt_token_ids, self.num_prompt
         if stop <= n:
             return list(prompt[start:stop])
-        return list(prompt[start:n]) + self.output_token_ids[max(start - n, 0) : stop - n]
+        if start >= n:
+            return self.output_token_ids[start - n : stop - n]
+        return list(prompt[start:n]) + self.output_token_ids[: stop - n]

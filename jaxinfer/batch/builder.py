@@ -60,39 +60,32 @@ class BatchBuilder:
             for mirror, mirrored in zip(self._tables, self._mirrored):
                 mirror[seq.slot] = 0
                 mirrored[seq.slot] = 0
-        slots, starts, counts = [], [], []
-        tokens: list[int] = []
-        for row in rows:
-            seq = row.seq
-            self._mirror(seq)
-            slots.append(seq.slot)
-            starts.append(row.start)
-            counts.append(row.num_tokens)
-            known = seq.num_prompt + len(seq.output_token_ids)
-            if row.start >= known:
-                assert row.num_tokens == 1, "only the newest token can be unknown"
-                tokens.append(-(seq.slot + 1))
-            else:
-                tokens += seq.token_ids(row.start, row.start + row.num_tokens - len(row.drafts))
-                tokens += row.drafts.tokens
+        self._mirror([row.seq for row in rows])
+        slots = np.array([row.seq.slot for row in rows])
+        starts = np.array([row.start for row in rows])
+        counts = np.array([row.num_tokens for row in rows])
+        tokens = _tokens(rows)
         bucket = self._plan.tokens(len(tokens))
-        packed = self._pack(bucket, tokens, np.array(slots), np.array(starts), np.array(counts))
+        packed = self._pack(bucket, tokens, slots, starts, counts)
         if self._plan.tree_words:
-            self._add_trees(rows, np.array(counts), self._packings[bucket].views(packed))
-        return StepArrays(bucket, packed, _samples(rows, counts))
+            self._add_trees(rows, counts, self._packings[bucket].views(packed))
+        return StepArrays(bucket, packed, _samples(step, starts, counts))
 
     def empty(self, token_bucket: int) -> StepArrays:
         """A batch of padding only, for warm-up."""
         packed = np.zeros(self._packings[token_bucket].size, np.int32)
-        return StepArrays(token_bucket, packed, _samples((), []))
+        none = np.zeros(0, np.int32)
+        return StepArrays(token_bucket, packed, Samples((), none, none, none, none))
 
-    def _mirror(self, seq: Sequence) -> None:
+    def _mirror(self, seqs: list[Sequence]) -> None:
         """Copies new entries. Blocks that left the window keep their stale entries: nothing reads them."""
-        for table, mirror, mirrored in zip(seq.tables, self._tables, self._mirrored):
-            done = mirrored[seq.slot]
-            if len(table) > done:
-                mirror[seq.slot, done : len(table)] = table[done:]
-                mirrored[seq.slot] = len(table)
+        for group, (mirror, mirrored) in enumerate(zip(self._tables, self._mirrored)):
+            for seq in seqs:
+                table, slot = seq.tables[group], seq.slot
+                done = mirrored[slot]
+                if len(table) > done:
+                    mirror[slot, done : len(table)] = table[done:]
+                    mirrored[slot] = len(table)
 
     def _add_trees(self, rows: tuple[ScheduledRow, ...], counts: np.ndarray, views: list[np.ndarray]) -> None:
         """Positions and masks of the drafts that do not just follow each other. They keep slots of their own."""
@@ -128,13 +121,29 @@ class BatchBuilder:
         return packed
 
 
-def _samples(rows: tuple[ScheduledRow, ...], counts: list[int]) -> Samples:
-    ends = np.cumsum(counts, dtype=np.int32) - 1
-    sampled = [i for i, row in enumerate(rows) if row.samples]
-    ends, sampled_rows = ends[sampled], tuple(rows[i] for i in sampled)
-    positions = np.array([row.start + row.num_tokens for row in sampled_rows], np.int32)
+def _tokens(rows: tuple[ScheduledRow, ...]) -> list[int]:
+    """Ids of the step's tokens; -(slot + 1) for the newest token of a sequence if the host does not know it yet."""
+    tokens: list[int] = []
+    for row in rows:
+        seq, start = row.seq, row.start
+        if start >= seq.num_prompt + len(seq.output_token_ids):
+            assert row.num_tokens == 1, "only the newest token can be unknown"
+            tokens.append(-1 - seq.slot)
+        else:
+            tokens += seq.token_ids(start, start + row.num_tokens - len(row.drafts.tokens))
+            tokens += row.drafts.tokens
+    return tokens
+
+
+def _samples(step: StepPlan, starts: np.ndarray, counts: np.ndarray) -> Samples:
+    sampled = np.flatnonzero([row.samples for row in step.rows])
+    sampled_rows = step.rows
+    if len(sampled) < len(sampled_rows):
+        sampled_rows = tuple([step.rows[i] for i in sampled.tolist()])
+    ends = (np.cumsum(counts) - 1)[sampled].astype(np.int32)
+    positions = (starts + counts)[sampled].astype(np.int32)
     none = np.full(len(sampled), -1, np.int32)
-    if not any(row.drafts for row in sampled_rows):
+    if not step.drafted:
         return Samples(sampled_rows, ends, positions, none, none)
     tokens: list[int] = []
     places: list[int] = []

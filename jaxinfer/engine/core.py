@@ -4,21 +4,19 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 
 from jaxinfer.batch.builder import BatchBuilder, StepArrays
+from jaxinfer.engine.commit import Committer, Usable
 from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.remote_kv import RemoteKV
-from jaxinfer.engine.sequence_output import SequenceOutput
 from jaxinfer.engine.stop import StopConditions
-from jaxinfer.kv_cache.manager import SlotMove
 from jaxinfer.observability.compilation import CompilationMonitor
 from jaxinfer.observability.stats import EngineStats, StepTiming
 from jaxinfer.request import FinishReason, QueueFullError, Sequence, Status
-from jaxinfer.runner.protocol import LogprobRows, Runner, StepHandle, StepResult
-from jaxinfer.scheduler.plan import ScheduledRow, StepPlan, accepted_moves
+from jaxinfer.runner.protocol import Runner, StepHandle
+from jaxinfer.scheduler.plan import StepPlan
 from jaxinfer.scheduler.scheduler import Scheduler
 from jaxinfer.speculative.speculation import Speculation
 from jaxinfer.speculative.verify import masks_along
@@ -30,16 +28,9 @@ NOTHING_ALLOWED = (
 )
 
 
-Usable = dict[Sequence, frozenset[int]]
-
-
 @dataclass(frozen=True)
 class _InFlight:
-    """A dispatched step.
-
-    Attributes:
-        usable: samples of a constrained row, by their number in the row, that were drawn under their masks.
-    """
+    """A dispatched step."""
 
     plan: StepPlan
     handle: StepHandle
@@ -75,19 +66,29 @@ class EngineCore:
         self.stats = EngineStats()
         self._builder = builder
         self._runner = runner
-        self._stop = stop
-        self._tokenizer = tokenizer
         self._compilations = compilations
         self._depth = depth + stages - 1
         self._batches = depth + stages if stages > 1 else 1
-        self._speculation = speculation
+        self._committer = Committer(scheduler, stop, tokenizer, self.stats, speculation)
         self._in_flight: deque[_InFlight] = deque()
-        self._requests: dict[str, list[Sequence]] = {}
-        self._outputs: dict[Sequence, SequenceOutput] = {}
-        self._ready: list[OutputDelta] = []
         self._stuck = False
-        self.remote: RemoteKV | None = None
+
+    @property
+    def remote(self) -> RemoteKV | None:
         """Set if other engines compute prompts for this one, or the other way round."""
+        return self._committer.remote
+
+    @remote.setter
+    def remote(self, remote: RemoteKV) -> None:
+        self._committer.remote = remote
+
+    @property
+    def speculation(self) -> Speculation | None:
+        return self._committer.speculation
+
+    @speculation.setter
+    def speculation(self, speculation: Speculation | None) -> None:
+        self._committer.speculation = speculation
 
     @property
     def has_work(self) -> bool:
@@ -96,11 +97,16 @@ class EngineCore:
         if self.remote is not None and self.remote.has_news:
             return True
         waits = self.scheduler.has_work and not self._stuck
-        return waits or bool(self._in_flight) or bool(self._ready)
+        return waits or bool(self._in_flight) or self._committer.has_news
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Of live requests."""
+        return self._committer.request_ids
 
     @property
     def num_requests(self) -> int:
-        return len(self._requests)
+        return self._committer.num_requests
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queues the choices of validated requests: all of them, or none.
@@ -113,7 +119,7 @@ class EngineCore:
         for seq in sequences:
             requests.setdefault(seq.request.request_id, []).append(seq)
         for request_id in requests:
-            assert request_id not in self._requests, (
+            assert not self._committer.choices(request_id), (
                 f"request id {request_id!r} is used twice at the same time"
             )
         try:
@@ -121,20 +127,17 @@ class EngineCore:
         except QueueFullError:
             self.stats.requests_rejected += len(requests)
             raise
-        self._requests |= requests
+        self._committer.add(requests)
         self._stuck = False
         for seq in sequences:
-            self._outputs[seq] = SequenceOutput(seq, self._tokenizer)
             seq.may_fetch = self.remote is not None and self.remote.may_fetch(seq)
-        for choices in requests.values():
-            self.stats.admitted(choices[0].num_prompt)
 
     def abort(self, request_id: str) -> None:
         """Ends a request in whatever state it is; unknown and finished ones are ignored."""
         self._stuck = False
-        for seq in self._requests.get(request_id, []):
+        for seq in self._committer.choices(request_id):
             if seq.status is not Status.FINISHED:
-                self._end(seq, FinishReason.ABORT)
+                self._committer.end(seq, FinishReason.ABORT)
 
     def drain(self) -> Future[None]:
         """Refuses prompts of other engines from now on; done when those that were taken are over. On any thread."""
@@ -148,10 +151,11 @@ class EngineCore:
         """Dispatches the next step, if there is one, and commits the step before it."""
         if self.remote is not None:
             self.remote.receive()
-        drafting = self._speculation is not None and self._wait_for_drafts(self._speculation)
+        speculation = self.speculation
+        drafting = speculation is not None and self._wait_for_drafts(speculation)
         started = time.monotonic()
-        if drafting and self._speculation is not None:
-            self._speculation.draft(self._idle())
+        if drafting and speculation is not None:
+            speculation.draft(self._idle())
         plan = self.scheduler.schedule(self._busy(), self._batches)
         if self.remote is not None:
             plan = self.remote.scheduled(plan)
@@ -168,8 +172,7 @@ class EngineCore:
             self._in_flight.append(_InFlight(plan, handle, timing, usable))
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
             self._commit_oldest()
-        deltas, self._ready = self._ready, []
-        return deltas
+        return self._committer.take_news()
 
     def _busy(self) -> set[Sequence]:
         """Sequences that no other step may have: in a pipeline, those of all steps in flight."""
@@ -229,9 +232,9 @@ class EngineCore:
         if mask_X.any():
             return mask_X
         if constraint.may_end:
-            self._end(seq, FinishReason.STOP)
+            self._committer.end(seq, FinishReason.STOP)
         else:
-            self._end(seq, FinishReason.ERROR, error=NOTHING_ALLOWED)
+            self._committer.end(seq, FinishReason.ERROR, error=NOTHING_ALLOWED)
         return None
 
     def _jump(self, seq: Sequence, forced: list[int]) -> None:
@@ -242,7 +245,7 @@ class EngineCore:
         """
         seq.num_in_flight -= 1
         for token in forced:
-            self._append(seq, token)
+            self._committer.append(seq, token)
             if seq.status is Status.FINISHED:
                 return
 
@@ -250,10 +253,12 @@ class EngineCore:
         oldest = self._in_flight.popleft()
         result = oldest.handle.result()
         ready = time.monotonic()
-        self._commit(oldest.plan, result, oldest.usable)
+        moves = self._committer.commit(oldest.plan, result, oldest.usable)
+        if moves:
+            self._runner.move(moves)
         self.stats.committed(oldest.timing, ready, time.monotonic())
-        if self._speculation is not None:
-            self._speculation.observe(self.stats.records[-1])
+        if self.speculation is not None:
+            self.speculation.observe(self.stats.records[-1])
         self._compilations.check()
 
     def _note_dispatch(self, plan: StepPlan, token_bucket: int) -> None:
@@ -265,174 +270,9 @@ class EngineCore:
                 if self.scheduler.kv.prefix_caching:
                     self.stats.scheduled_first(seq)
 
-    def _commit(self, plan: StepPlan, result: StepResult, usable: Usable) -> None:
-        sampled = 0
-        moves: list[SlotMove] = []
-        tokens, healthy = result.tokens.tolist(), result.healthy.tolist()
-        for index, row in enumerate(plan.rows):
-            chunk = result.scores.get(index)
-            sound = chunk is None or not bool(np.isnan(chunk.logprobs.chosen_P).any())
-            if chunk is not None and row.seq in self._outputs:
-                self._outputs[row.seq].add_prompt_logprobs(chunk)
-            pooled = result.pooled.get(index)
-            if pooled is not None and row.seq in self._outputs:
-                self._outputs[row.seq].add_pooled(row.start, pooled)
-                sound = sound and bool(np.isfinite(pooled).all())
-            if row.samples:
-                row.seq.num_in_flight -= _is_next(row)
-                sound = sound and healthy[sampled]
-            if row.seq.status is not Status.FINISHED:
-                if not sound:
-                    self._fail(row.seq)
-                elif row.drafts:
-                    path = self._right_drafts(row, tokens[sampled : sampled + row.num_samples], usable)
-                    moves += accepted_moves(row, path, self.scheduler.kv.block_size)
-                    numbers = [0, *(1 + node for node in path)]
-                    samples = [(sampled + number, healthy[sampled + number]) for number in numbers]
-                    self._commit_drafts(row, samples, tokens, result.logprobs)
-                else:
-                    self.scheduler.commit(row)
-                    token = tokens[sampled] if row.samples else None
-                    self._commit_output(row, token, result.logprobs, sampled)
-            sampled += row.num_samples
-        if moves:
-            self._runner.move(moves)
-
-    def _commit_output(
-        self, row: ScheduledRow, token: int | None, logprobs: LogprobRows | None, sampled: int
-    ) -> None:
-        seq = row.seq
-        if token is None:
-            if seq.max_tokens == 0 and row.start + row.num_tokens == seq.num_prompt:
-                pooled = seq.request.pooling is not None
-                self._end(seq, FinishReason.STOP if pooled else FinishReason.LENGTH)
-            return
-        if _is_next(row):
-            self._append(seq, token, logprobs, sampled)
-
-    def _right_drafts(self, row: ScheduledRow, tokens: list[int], usable: Usable) -> list[int]:
-        """The drafts of a row that equal the samples before them, as far as these count.
-
-        Args:
-            tokens: the row's samples.
-        """
-        path = row.drafts.matching(tokens) if _is_next(row) else []
-        allowed = usable.get(row.seq)
-        if allowed is not None:
-            path = list(takewhile(lambda node: 1 + node in allowed, path))
-        if _is_next(row):
-            self._note_verified(row.seq, len(row.drafts), len(path))
-        return path
-
-    def _commit_drafts(
-        self,
-        row: ScheduledRow,
-        samples: list[tuple[int, bool]],
-        tokens: list[int],
-        logprobs: LogprobRows | None,
-    ) -> None:
-        """Takes the sample behind the newest token, and those behind the drafts that were right.
-
-        K and V of these drafts are committed one by one, each when its token is known.
-
-        Args:
-            samples: index in the step, and health, of the samples that count.
-            tokens: of all samples of the step.
-        """
-        seq = row.seq
-        self.scheduler.commit(row)
-        if not _is_next(row):
-            return
-        for accepted, (index, sound) in enumerate(samples):
-            if accepted > 0:
-                self.scheduler.commit(row, accepted)
-            if not sound:
-                self._fail(seq)
-            else:
-                self._append(seq, tokens[index], logprobs, index)
-            if seq.status is Status.FINISHED:
-                return
-
-    def _note_verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        assert self._speculation is not None, "only speculation makes drafts"
-        self._speculation.verified(seq, drafted, accepted)
-        self.stats.verified(drafted, accepted)
-        seq.num_drafted += drafted
-        seq.num_accepted += accepted
-
-    def _append(
-        self, seq: Sequence, token: int, logprobs: LogprobRows | None = None, sampled: int = 0
-    ) -> None:
-        """Takes the next token of a sequence, whatever it is; may end the sequence."""
-        seq.output_token_ids.append(token)
-        self.stats.generated_tokens += 1
-        if seq.first_token_time is None:
-            seq.first_token_time = time.monotonic()
-        if logprobs is not None:
-            self._outputs[seq].add_logprobs(logprobs, sampled)
-        if seq.constraint is not None and not seq.constraint.accept(token):
-            self._end(seq, FinishReason.ERROR, error=f"token {token} does not fit the form of the answer")
-        else:
-            self._check_stop(seq)
-
-    def _check_stop(self, seq: Sequence) -> None:
-        output, token = self._outputs[seq], seq.output_token_ids[-1]
-        ended = self._stop.check(seq)
-        if ended is not None and ended[0] is FinishReason.STOP:
-            if seq.request.params.include_stop_str_in_output:
-                output.push(token)
-            self._end(seq, *ended)
-            return
-        stop_string = output.push(token)
-        if stop_string is not None:
-            self._end(seq, FinishReason.STOP, stop_string)
-        elif seq.constraint is not None and seq.constraint.complete:
-            self._end(seq, FinishReason.STOP)
-        elif ended is not None:
-            self._end(seq, *ended)
-        elif output.has_news:
-            self._ready.append(output.take())
-
-    def _fail(self, seq: Sequence) -> None:
-        """Ends one sequence whose logits are not finite; nothing it computed stays in the prefix cache."""
-        self.scheduler.kv.forget(seq)
-        self._end(
-            seq,
-            FinishReason.ERROR,
-            error="no token can be sampled: the model's logits are not finite, or all tokens are banned",
-        )
-
-    def _end(
-        self,
-        seq: Sequence,
-        reason: FinishReason,
-        stop_reason: int | str | None = None,
-        error: str | None = None,
-    ) -> None:
-        self.scheduler.finish(seq, reason, stop_reason)
-        if self._speculation is not None:
-            self._speculation.forget(seq)
-        output = self._outputs.pop(seq)
-        output.finish()
-        if self.remote is None or not self.remote.ended(seq, reason, error):
-            self._ready.append(output.take(error))
-        self.stats.finished_by_reason[reason] += 1
-        request_id = seq.request.request_id
-        if all(s.status is Status.FINISHED for s in self._requests[request_id]):
-            del self._requests[request_id]
-            self.stats.requests_finished[reason] += 1
-
     def check_integrity(self) -> None:
         """Asserts that nothing is lost or held twice; for tests, after any step."""
         self.scheduler.check_integrity()
-        live = set(self.scheduler.live_sequences())
-        assert live == set(self._outputs), "an output belongs to no live sequence, or a sequence has none"
-        requests = {seq.request.request_id for seq in live}
-        assert requests == set(self._requests), "the request table differs from the live sequences"
+        self._committer.check_integrity(set(self.scheduler.live_sequences()))
         if self.remote is not None:
             self.remote.check_integrity()
-
-
-def _is_next(row: ScheduledRow) -> bool:
-    """Whether a sampled token is the next one of its sequence; False if other tokens were appended meanwhile."""
-    return row.samples and row.num_outputs == len(row.seq.output_token_ids)

@@ -107,5 +107,6 @@ def add_remote(
             prompt["cache_salt"] = ask.cache_salt  # type: ignore[assignment]
         return inputs.process(request_id, prompt, _PREFILL_ONLY, ask.priority)  # type: ignore[arg-type]
 
-    core.remote = RemoteKV(connector, core.scheduler, writer, JobQueue(prepare, core.add, core.abort))
-    return core.remote
+    remote = RemoteKV(connector, core.scheduler, writer, JobQueue(prepare, core.add, core.abort))
+    core.remote = remote
+    return remote

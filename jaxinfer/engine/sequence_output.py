@@ -16,6 +16,17 @@ from jaxinfer.tokenization.tokenizer import Tokenizer
 class SequenceOutput:
     """Collects what a sequence produced, and hands out what is final."""
 
+    __slots__ = (
+        "_logprobs",
+        "_new_text",
+        "_num_final",
+        "_num_given",
+        "_pooled_D",
+        "_prompt",
+        "_seq",
+        "_text",
+    )
+
     def __init__(self, seq: Sequence, tokenizer: Tokenizer | None) -> None:
         params = seq.request.params
         self._seq = seq
@@ -75,8 +86,9 @@ class SequenceOutput:
         self._pooled_D = self._pooled_D + sum_D
 
     def _embedding(self) -> tuple[float, ...] | None:
-        """The pooled hidden state, in float32 precision, once the whole prompt is computed; None without pooling."""
-        if self._pooled_D is None:
+        """The pooled hidden state, in float32 precision, once the whole prompt is computed; None without pooling, and
+        where it failed."""
+        if self._pooled_D is None or self._seq.finish_reason is not FinishReason.STOP:
             return None
         count = self._seq.num_prompt if self._seq.request.pooling == "mean" else 1
         return tuple((self._pooled_D / count).astype(np.float32).tolist())
@@ -104,29 +116,29 @@ class SequenceOutput:
         Args:
             error: why the sequence failed, if it did.
         """
-        seq = self._seq
+        seq, reason = self._seq, self._seq.finish_reason
         start, stop = self._num_given, max(self._num_final, self._num_given)
         self._num_given = stop
         text, self._new_text = self._new_text, ""
         prompt, self._prompt = self._prompt, None
         return OutputDelta(
-            request_id=seq.request.request_id,
-            index=seq.index,
-            token_ids=tuple(seq.output_token_ids[start:stop]),
-            text=text,
-            logprobs=tuple(self._logprobs[start:stop]),
-            prompt_logprobs=None if prompt is None else tuple(prompt),
-            finish_reason=seq.finish_reason,
-            stop_reason=seq.stop_reason,
-            num_cached_tokens=max(seq.num_cached, 0),
-            metrics=None if seq.finish_reason is None else _metrics(seq),
-            error=error,
-            embedding=self._embedding() if seq.finish_reason is FinishReason.STOP else None,
+            seq.request.request_id,
+            seq.index,
+            tuple(seq.output_token_ids[start:stop]),
+            text,
+            tuple(self._logprobs[start:stop]) if self._logprobs else (),
+            None if prompt is None else tuple(prompt),
+            reason,
+            seq.stop_reason,
+            max(seq.num_cached, 0),
+            None if reason is None else _metrics(seq),
+            error,
+            None if reason is None else self._embedding(),
         )
 
-    @property
-    def has_news(self) -> bool:
-        return self._num_final > self._num_given or bool(self._new_text)
+    def take_news(self) -> OutputDelta | None:
+        """As ``take``; None if nothing is new."""
+        return self.take() if self._num_final > self._num_given or self._new_text else None
 
 
 def _metrics(seq: Sequence) -> RequestMetrics:

@@ -36,7 +36,7 @@ def block_digest(parent: bytes, token_ids: Sequence[int]) -> bytes:
     Raises:
         TypeError: an id is not an integer.
     """
-    if any(isinstance(token, bool) for token in token_ids):
+    if bool in set(map(type, token_ids)):
         raise TypeError("token ids must be integers, not bool")
     return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=DIGEST_BYTES).digest()
 

@@ -65,6 +65,7 @@ class KVCacheManager:
     ) -> None:
         self.block_size = block_size
         self.windows = windows
+        self._windowed = [group for group, window in enumerate(windows) if window is not None]
         self.prefix_caching = prefix_caching
         self.cache = PrefixCache(len(windows))
         self.pools = tuple(BlockPool(n, self.cache.blocks(group)) for group, n in enumerate(num_blocks))
@@ -203,10 +204,13 @@ class KVCacheManager:
         Args:
             spare: blocks of each group that must stay free.
         """
-        wanted = self.blocks_for(num_tokens)
-        missing = [wanted - len(table) for table in seq.tables]
-        if max(missing) <= 0:
+        wanted = -(-num_tokens // self.block_size)
+        for table in seq.tables:
+            if len(table) < wanted:
+                break
+        else:
             return True  # nearly every step of a decode
+        missing = [wanted - len(table) for table in seq.tables]
         if any(m > pool.num_free - spare for m, pool in zip(missing, self.pools)):
             return False
         for group, count in enumerate(missing):
@@ -246,11 +250,10 @@ class KVCacheManager:
 
     def commit(self, seq: Sequence) -> None:
         """Files the blocks that became full and sound, and releases those that left the window."""
-        if self.prefix_caching:
+        if self.prefix_caching and seq.num_filed < seq.num_committed // self.block_size:
             self._file(seq)
-        for group, window in enumerate(self.windows):
-            if window is not None:
-                self._release_before(seq, group, self.first_visible(group, seq.num_committed))
+        for group in self._windowed:
+            self._release_before(seq, group, self.first_visible(group, seq.num_committed))
 
     def release(self, seq: Sequence) -> None:
         """Drops all blocks of a sequence; the end of the chain is reused before its beginning."""

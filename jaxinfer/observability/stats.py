@@ -33,12 +33,14 @@ class StepTiming(NamedTuple):
     def of(cls, plan: StepPlan, token_bucket: int, started: float, dispatched: float) -> Self:
         tokens = plan.num_tokens
         decodes = sum(
-            row.num_tokens
-            for row in plan.rows
-            if row.num_outputs > 0 and row.num_tokens == 1 + len(row.drafts)
+            [
+                row.num_tokens
+                for row in plan.rows
+                if row.num_outputs > 0 and row.num_tokens == 1 + len(row.drafts.tokens)
+            ]
         )
         padded = token_bucket - tokens
-        drafts = sum(len(row.drafts) for row in plan.rows)
+        drafts = sum([len(row.drafts) for row in plan.rows]) if plan.drafted else 0
         rows = len(plan.rows)
         return cls(started, dispatched, tokens - decodes, decodes, padded, rows, plan.preempted, drafts)
 

@@ -12,7 +12,7 @@ def pooled_stand_in(plan: StepPlan) -> dict[int, np.ndarray]:
     """As ``StepResult.pooled``, of "hidden states" [WIDTH] that are a function of token and position."""
     pooled = {}
     for index, row in enumerate(plan.rows):
-        if positions := pooled_positions(row):
+        if row.seq.reads_prompt and (positions := pooled_positions(row)):
             tokens_T = np.array(row.seq.request.prompt_token_ids[positions.start : positions.stop])
             phase_TX = (tokens_T[:, None] + 1) * (np.arange(WIDTH) + 1) + np.array(positions)[:, None]
             pooled[index] = np.sin(phase_TX).sum(0).astype(np.float32)

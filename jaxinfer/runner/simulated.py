@@ -23,7 +23,7 @@ class CostModel:
     per_context: float = 0.0
 
     def seconds(self, plan: StepPlan) -> float:
-        context = sum(row.start + row.num_tokens for row in plan.rows)
+        context = sum(row.start + row.num_tokens for row in plan.rows) if self.per_context else 0
         return self.base + self.per_token * plan.num_tokens + self.per_context * context
 
 

@@ -49,11 +49,12 @@ class StepTail:
         pooled: dict[int, jax.Array] = {}
         offset = 0
         for index, row in enumerate(plan.rows):
-            if len(range(*scored_range(row))):
-                scores[index] = self.sampler.score(row, self.logits(hidden_XD, offset))
-            if positions := pooled_positions(row):
-                first = offset + positions.start - row.start
-                pooled[index] = self.programs.pool(hidden_XD, first, first + len(positions))
+            if row.seq.reads_prompt:
+                if len(range(*scored_range(row))):
+                    scores[index] = self.sampler.score(row, self.logits(hidden_XD, offset))
+                if positions := pooled_positions(row):
+                    first = offset + positions.start - row.start
+                    pooled[index] = self.programs.pool(hidden_XD, first, first + len(positions))
             offset += row.num_tokens
         return JaxHandle(sampled, scores, pooled)
 

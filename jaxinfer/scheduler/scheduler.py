@@ -13,6 +13,9 @@ from jaxinfer.scheduler.plan import ScheduledRow, StepPlan
 from jaxinfer.scheduler.queue import WaitingQueue
 from jaxinfer.scheduler.scheduling_pass import Pass
 
+_RUNNING = Status.RUNNING
+"""For every sequence in every step: Python 3.11 takes 0.2 us to read a member off its enum."""
+
 
 class Scheduler:
     """Plans steps under a token budget, mixing decodes with prefill chunks.
@@ -152,7 +155,7 @@ class Scheduler:
         for index, seq in enumerate(running):
             if self._pass.full:
                 break
-            if seq.status is Status.RUNNING and seq not in busy:
+            if seq.status is _RUNNING and seq not in busy:
                 self._plan_running(seq, len(running) - index - 1)
         self._admit_waiting()
         self._return_budget()
@@ -171,13 +174,17 @@ class Scheduler:
         Args:
             others: sequences behind it, whose next tokens matter more than its drafts.
         """
-        count = self._next_tokens(seq)
-        if count == 0:
-            return
-        drafts = self._affordable_drafts(seq, count, others)
-        if drafts and self.kv.extend(seq, seq.num_computed + count + len(drafts)):
-            self._pass.plan(seq, count, drafts)
-            return
+        generated = len(seq.output_token_ids) + seq.num_in_flight
+        count = seq.num_prompt + generated - seq.num_computed
+        if count <= 0 or (generated >= seq.max_tokens and seq.num_computed >= seq.num_prompt):
+            return  # it waits for a result
+        if count > 1:
+            count = min(count, self._pass.budget, self._chunk_limit(seq, seq.num_computed))
+        if seq.drafts.tokens:
+            drafts = self._affordable_drafts(seq, count, others)
+            if drafts and self.kv.extend(seq, seq.num_computed + count + len(drafts)):
+                self._pass.plan(seq, count, drafts)
+                return
         while not self.kv.extend(seq, seq.num_computed + count):
             victim = self.running[-1]
             if self._take_held_blocks(victim):
@@ -308,16 +315,6 @@ class Scheduler:
         self._preempt(victim)
         return True
 
-    def _next_tokens(self, seq: Sequence) -> int:
-        """How many tokens of a running sequence the next step may compute; 0 if it must wait for a result."""
-        remaining = seq.num_tokens - seq.num_computed
-        if remaining <= 0:
-            return 0
-        generated = len(seq.output_token_ids) + seq.num_in_flight
-        if generated >= seq.max_tokens and seq.num_computed >= seq.num_prompt:
-            return 0
-        return min(remaining, self._pass.budget, self._chunk_limit(seq, seq.num_computed))
-
     def _affordable_drafts(self, seq: Sequence, count: int, others: int) -> Drafts:
         """The drafts that the next step may verify; none unless it computes the newest token."""
         drafts, seq.drafts = seq.drafts, NO_DRAFTS
@@ -353,13 +350,14 @@ class Scheduler:
 
     def _finish_pass(self) -> StepPlan | None:
         rows = []
+        drafts_of = self._pass.drafts
         for seq, count in self._pass.planned.items():
-            drafts = self._pass.drafts.get(seq, NO_DRAFTS)
-            end = seq.num_computed + count
-            samples = end - len(drafts) == seq.num_tokens and seq.max_tokens > 0
+            drafts = drafts_of.get(seq, NO_DRAFTS) if drafts_of else NO_DRAFTS
+            start = seq.num_computed
+            seq.num_computed = end = start + count
             generated = len(seq.output_token_ids) + seq.num_in_flight
-            rows.append(ScheduledRow(seq, seq.num_computed, count, samples, seq.epoch, generated, drafts))
-            seq.num_computed = end
+            samples = end - len(drafts.tokens) == seq.num_prompt + generated and seq.max_tokens > 0
+            rows.append(ScheduledRow(seq, start, count, samples, seq.epoch, generated, drafts))
             seq.num_in_flight += samples
         if not rows:
             return None
@@ -377,9 +375,10 @@ class Scheduler:
                 computed again.
         """
         seq = row.seq
-        if row.epoch == seq.epoch and seq.status is Status.RUNNING:
-            seq.num_committed = row.start + row.num_tokens - len(row.drafts) + accepted
-            if row.drafts:
+        if row.epoch == seq.epoch and seq.status is _RUNNING:
+            drafts = row.drafts.tokens
+            seq.num_committed = row.start + row.num_tokens - len(drafts) + accepted
+            if drafts:
                 seq.num_computed = seq.num_committed
             self.kv.commit(seq)
 

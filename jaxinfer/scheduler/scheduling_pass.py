@@ -33,10 +33,11 @@ class Pass:
 
     def plan(self, seq: Sequence, count: int, drafts: Drafts = NO_DRAFTS) -> None:
         assert count > 0, "a planned sequence computes at least one token"
-        self.planned[seq] = count + len(drafts)
-        self.budget -= count + len(drafts)
-        if drafts:
+        if drafts.tokens:
             self.drafts[seq] = drafts
+            count += len(drafts)
+        self.planned[seq] = count
+        self.budget -= count
 
     def cancel(self, seq: Sequence) -> None:
         self.drafts.pop(seq, None)

@@ -428,9 +428,7 @@ def test_api_08_a_step_that_hangs_is_found_by_the_watchdog():
         release.set()
         for name in ("r0", "r1", "r2"):  # nobody is left who could: the engine goes on with what nobody wants
             client.loop.call(
-                lambda name=name: [
-                    client.engine.core.abort(key) for key in list(client.engine.core._requests)
-                ]
+                lambda name=name: [client.engine.core.abort(key) for key in client.engine.core.request_ids]
             )
 
     drive(scenario, built)

@@ -33,7 +33,7 @@ def model() -> TinyModel:
 def make(model: TinyModel, drafter: Bush | None = None, **options: Any) -> Engine:
     """An engine of the one plan of these tests, which has room for trees."""
     engine = model.engine(tiny_settings(speculative=SPECULATIVE, **options))
-    engine.core._speculation = drafter and Speculation(
+    engine.core.speculation = drafter and Speculation(
         drafter, *SPECULATIVE.draft_limits, trees=True, max_model_len=MAX_MODEL_LEN
     )
     return engine

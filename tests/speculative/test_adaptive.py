@@ -194,7 +194,7 @@ def simulate(
             StepCosts(programs, True, SPECULATIVE.max_drafts), *SPECULATIVE.draft_limits
         )
         drafter = Drafts(outputs, right, lambda depth: clock.sleep(making * depth))
-        engine.core._speculation = Speculation(drafter, *SPECULATIVE.draft_limits, adaptive)
+        engine.core.speculation = Speculation(drafter, *SPECULATIVE.draft_limits, adaptive)
     driver = Driver(engine, check=False)
     prompts = [(1 + i, 2, 3) for i in range(batch)]
     for i, prompt in enumerate(prompts):

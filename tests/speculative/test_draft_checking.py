@@ -42,7 +42,7 @@ def test_a_draft_that_is_believed_is_found(target: TinyTarget, monkeypatch: pyte
         return matching(drafts, [*drafts.tokens[:1], *samples[1:]])
 
     monkeypatch.setattr(Drafts, "matching", believing)
-    monkeypatch.setattr("jaxinfer.engine.core._is_next", lambda row: row.samples)
+    monkeypatch.setattr("jaxinfer.engine.commit.is_next", lambda row: row.samples)
     counts = draft_checking._run(target, KINDS["n-gram"], 3)
     assert sum(wrong for _, wrong in counts.values()) > 0
 

@@ -60,7 +60,7 @@ class Watched:
 
 
 def watched(engine: Engine) -> Watched:
-    speculation = engine.core._speculation
+    speculation = engine.core.speculation
     assert isinstance(speculation, Speculation)
     assert isinstance(speculation._drafter, DraftModel)
     speculation._drafter = watch = Watched(speculation._drafter)
@@ -164,7 +164,7 @@ def test_a_long_gap_is_caught_up_in_several_steps(model):
     engine = model.engine(
         tiny_settings(speculative=SPECULATIVE, max_num_batched_tokens=8), drafter=draft_model(model)
     )
-    drafter = engine.core._speculation._drafter
+    drafter = engine.core.speculation._drafter
     lost: list[Any] = []
     follow = drafter.follow
 

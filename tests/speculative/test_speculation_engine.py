@@ -250,7 +250,7 @@ def test_random_loads_get_the_same_tokens(jobs, overlap, chunk, blocks, speculat
 def test_a_drafter_that_gives_too_many_is_cut_and_ended_sequences_are_forgotten():
     engine = engines.scripted(engines.static_script({65: 5.0}), engines.config(speculative=GREEDY))
     engines.run(engine, [Job(ids([1, 2]), token_params(max_tokens=9)) for _ in range(6)])
-    speculation = engine.core._speculation
+    speculation = engine.core.speculation
     assert speculation is not None
     assert not speculation._drafter.seen
     assert not speculation._lengths._lengths

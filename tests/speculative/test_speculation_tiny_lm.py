@@ -54,7 +54,7 @@ def solo(model: TinyModel) -> list[Seen]:
 def fast(model: TinyModel, solo: list[Seen], **options: Any) -> Engine:
     engine = model.engine(tiny_settings(speculative=SPECULATIVE, **options))
     oracle = Oracle({tuple(prompt): seen.tokens for prompt, seen in zip(PROMPTS, solo)})
-    engine.core._speculation = Speculation(oracle, *SPECULATIVE.draft_limits)
+    engine.core.speculation = Speculation(oracle, *SPECULATIVE.draft_limits)
     return engine
 
 

@@ -84,7 +84,7 @@ def solo(model: TinyModel) -> list[Seen]:
 
 def fast(model: TinyModel, drafter: Bush, **options: Any) -> Engine:
     engine = model.engine(tiny_settings(speculative=SPECULATIVE, **options))
-    engine.core._speculation = Speculation(
+    engine.core.speculation = Speculation(
         drafter, *SPECULATIVE.draft_limits, trees=True, max_model_len=MAX_MODEL_LEN
     )
     return engine
@@ -151,7 +151,7 @@ def test_every_parameter_holds_at_every_node(name):
     plain = run(engines.scripted(script, tokenizer=tokenizer), jobs)
     settings = engines.config(speculative=SPECULATIVE)
     engine = engines.scripted(script, settings, tokenizer=tokenizer)
-    engine.core._speculation = Speculation(
+    engine.core.speculation = Speculation(
         Bush({}, [65, 66, 67]), *SPECULATIVE.draft_limits, trees=True, max_model_len=64
     )
     for a, b in zip(run(engine, jobs), plain):
@@ -171,7 +171,7 @@ def test_a_tree_fits_the_context(prompt):
     """Each node needs a slot, though its position lies before it."""
     settings = engines.config(speculative=SPECULATIVE, num_blocks=17, prefix_caching=False)
     engine = engines.scripted(engines.static_script({65: 5.0}), settings)
-    engine.core._speculation = Speculation(
+    engine.core.speculation = Speculation(
         Bush({}, [65, 66, 67]), *SPECULATIVE.draft_limits, trees=True, max_model_len=64
     )
     params = engines.token_params(max_tokens=100, ignore_eos=True)
@@ -181,6 +181,6 @@ def test_a_tree_fits_the_context(prompt):
 
 def test_a_tree_needs_the_setting():
     engine = engines.scripted(engines.static_script({65: 5.0}), engines.config(speculative=SPECULATIVE))
-    engine.core._speculation = Speculation(Bush({}, [65, 66, 67]), 4, 8)
+    engine.core.speculation = Speculation(Bush({}, [65, 66, 67]), 4, 8)
     with pytest.raises(ValueError, match=r"speculative\.trees is off"):
         run(engine, [Job(ids([66, 65]), engines.token_params(max_tokens=9))])
