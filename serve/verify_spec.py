@@ -11,7 +11,7 @@ from rich.table import Table
 
 from jaxinfer.config import CompileConfig, EngineConfig
 from jaxinfer.draft_checking import drafter_checks
-from jaxinfer.observability.compilation import use_compilation_cache
+from jaxinfer.observability.compilation import unoptimized, use_compilation_cache
 from jaxinfer.speculative.check.matrix import (
     SIGNIFICANT,
     TOLERANCE,
@@ -50,7 +50,7 @@ def verify(
     use_compilation_cache(CompileConfig().cache_dir if config is None else config.compile.cache_dir)
     results: list[Result] = []
     stderr = Console(stderr=True)
-    with Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as bar:
+    with Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as bar, unoptimized():
         parts = (exact_checks(seed), sampled_checks(samples, seed), drafter_checks(seed=seed))
         results += _run_all([list(part) for part in parts], bar)
     if config is not None:

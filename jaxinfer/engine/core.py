@@ -189,12 +189,13 @@ class EngineCore:
         Drafts follow the newest token, so it has to be known; and how far a verified sequence is computed is known at
         its commit only. Such steps are not overlapped, but for those of a pipeline, which have nothing in common.
         """
-        wanted = speculation.wants(self._idle())
         if self._batches > 1:
-            return wanted
-        if wanted or any(step.plan.drafted for step in self._in_flight):
-            while self._in_flight:
-                self._commit_oldest()
+            return speculation.wants(self._idle())
+        if any(step.plan.drafted for step in self._in_flight):
+            self._commit_all()
+        wanted = speculation.wants(self._idle())
+        if wanted:
+            self._commit_all()
         return wanted
 
     def _dispatch_in_phases(self, plan: StepPlan, arrays: StepArrays) -> tuple[StepHandle, float, Usable]:
@@ -248,6 +249,10 @@ class EngineCore:
             self._committer.append(seq, token)
             if seq.status is Status.FINISHED:
                 return
+
+    def _commit_all(self) -> None:
+        while self._in_flight:
+            self._commit_oldest()
 
     def _commit_oldest(self) -> None:
         oldest = self._in_flight.popleft()

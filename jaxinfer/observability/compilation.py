@@ -1,6 +1,8 @@
 """JAX's persistent compilation cache, and a counter of compilations."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +27,17 @@ def use_compilation_cache(directory: str) -> None:
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextmanager
+def unoptimized() -> Iterator[None]:
+    """Programs of all threads are compiled without LLVM's optimizations meanwhile: for those that hardly run."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 class CompilationMonitor:

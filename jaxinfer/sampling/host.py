@@ -106,8 +106,7 @@ class SamplingTable:
         self._max_drafts = max_drafts
         self._spare = num_slots
         self._rows_W = np.zeros(num_slots + 1, _ROW)
-        for slot in range(num_slots + 1):
-            self._rows_W[slot] = self._row(SamplingParams(temperature=0), (0, 0))
+        self._rows_W[:] = self._row(SamplingParams(temperature=0), (0, 0))
         self._lists: dict[int, _Lists] = {}
         self._neutral: dict[int, _Neutral] = {}
 

@@ -15,13 +15,15 @@ cost, however wrong the estimates are, is what the accounts start with and get w
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxinfer.observability.snapshot import StepRecord
 from jaxinfer.request import Sequence
-from jaxinfer.speculative.acceptance import Acceptance
+from jaxinfer.speculative.acceptance import Acceptance, Rates
 from jaxinfer.speculative.costs import StepCosts
+from jaxinfer.speculative.evidence import NOTHING
 
 SHARE = 0.005
 """What each of both accounts gets with each step."""
@@ -30,7 +32,10 @@ START_CREDIT, MAX_CREDIT = 1.0, 10.0
 """Steps that drafts may cost before they were any good, and most of what is kept of their gains."""
 
 START_SAVED, MAX_SAVED = 0.5, 2.0
-"""Steps that probes may cost at once, and most that is kept for them."""
+"""Steps that probes may be expected to lose at once, and most that is kept for them."""
+
+MAX_CHARGE = 2.0
+"""Most steps that one with drafts is charged: what took longer was held up by something else."""
 
 RESUME = 0.3
 """Credit from which drafts come back after it was used up."""
@@ -40,11 +45,25 @@ ENTER, STAY = 1.05, 1.02
 """Expected speed-up from which drafts begin, and below which they end; less is within the error of the estimates."""
 
 PAUSE, MAX_PAUSE = 8, 24
-"""Steps until the question is asked again where the answer was no; and between two probes, of which each one that gains
-nothing doubles the distance to the next one."""
+"""Steps until the question is asked again where the answer was no, half a step per sequence and at most the first
+number; and between two probes, of which each one that gains nothing doubles the distance to the next one."""
 
 UNLIKELY = 0.02
 """Drafts that are accepted more rarely are not even asked for."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A sequence that can use drafts.
+
+    Attributes:
+        limit: how many.
+        evidence: class of what its known tokens promise, see ``Evidence``.
+    """
+
+    seq: Sequence
+    limit: int
+    evidence: int
 
 
 class AdaptiveDrafts:
@@ -58,6 +77,8 @@ class AdaptiveDrafts:
         self._costs = costs
         self._max_step_drafts = max_step_drafts
         self._acceptance = Acceptance(max_drafts)
+        self._evidence: dict[Sequence, int] = {}
+        """Of the drafts that each sequence was offered last."""
         self._credit, self._saved = START_CREDIT, START_SAVED
         self._broke = False
         """The credit was used up and has not come back."""
@@ -81,53 +102,63 @@ class AdaptiveDrafts:
         self._until_probe -= 1
         return self._pause >= 0
 
-    def worth(self, sequences: Seq[Sequence], limits: Seq[int], tokens: int, rows: int) -> bool:
+    def worth(self, candidates: Seq[Candidate], tokens: int, rows: int) -> bool:
         """Whether drafts are to be asked for before the next step, which then waits for the one before it.
 
         Args:
-            sequences, limits: those that can use drafts, and how many.
+            candidates: those that may get drafts.
             tokens, rows: of the next step without drafts; its sampled rows.
         """
         self._tokens, self._rows = tokens, rows
         self._probing = False
-        if not sequences:
+        if not candidates:
             return False
         plain = self._costs.plain_seconds(tokens, rows)
-        if not self._broke:
-            offered_RK, accepted_RK = self._acceptance.rates(sequences)
-            fits_RK = np.arange(accepted_RK.shape[1]) < np.array(limits)[:, None]
-            depth = np.nonzero(fits_RK.T)[0]
-            value, weight = accepted_RK.T[fits_RK.T], offered_RK.T[fits_RK.T]
-            count, best = self._best(value, weight, depth)
-            self._deepest = self._worth_asking(depth[_likeliest(value)[:count]], accepted_RK.shape[1], plain)
-            self._drafting = best * plain > (STAY if self._drafting else ENTER) * rows
-            if self._drafting:
-                return True
+        value, weight, depth = self._promised(candidates)
+        count, best = self._best(value, weight, depth)
+        if not self._broke and best * plain > (STAY if self._drafting else ENTER) * rows:
+            self._deepest = self._worth_asking(depth[_likeliest(value)[:count]], plain)
+            self._drafting = True
+            return True
         self._drafting = False
-        self._probing = self._until_probe <= 0 and self._saved >= self._probe_cost(plain) > 0
+        self._probing = self._until_probe <= 0 and self._may_probe(value * weight, plain)
         if not self._probing:
-            self._pause = PAUSE
+            self._pause = min(PAUSE, len(candidates) // 2)
         return self._probing
 
-    def limits(self, sequences: Seq[Sequence], limits: Seq[int]) -> list[int]:
-        """How many drafts to ask for; at least 1."""
-        likely_RK = self._acceptance.rates(sequences).accepted_RK >= UNLIKELY
-        deepest = -(-self._probe_drafts // len(sequences)) if self._probing else self._deepest
-        return [max(1, min(most, int(n), deepest)) for most, n in zip(limits, likely_RK.sum(1))]
+    def _promised(self, candidates: Seq[Candidate]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of every draft that the candidates may get, by depth: the probability that it yields a token if it is
+        offered, the probability that it is, and the tokens before it."""
+        offered_RK, accepted_RK = self._rates(candidates)
+        # What was looked up says nothing any more if the token in flight is another one.
+        guessed_R = np.array([c.evidence > NOTHING and c.seq.num_in_flight > 0 for c in candidates])
+        offered_RK = offered_RK * np.where(guessed_R[:, None], accepted_RK[:, :1], 1.0)
+        fits_RK = np.arange(accepted_RK.shape[1]) < np.array([c.limit for c in candidates])[:, None]
+        return accepted_RK.T[fits_RK.T], offered_RK.T[fits_RK.T], np.nonzero(fits_RK.T)[0]
 
-    def choose(self, sequences: Seq[Sequence], limits: Seq[int], offered: Seq[int]) -> list[int]:
+    def _rates(self, candidates: Seq[Candidate]) -> Rates:
+        return self._acceptance.rates([c.seq for c in candidates], [c.evidence for c in candidates])
+
+    def limits(self, candidates: Seq[Candidate]) -> list[int]:
+        """How many drafts to ask for; at least 1."""
+        likely_RK = self._rates(candidates).accepted_RK >= UNLIKELY
+        deepest = -(-self._probe_drafts // len(candidates)) if self._probing else self._deepest
+        return [max(1, min(c.limit, int(n), deepest)) for c, n in zip(candidates, likely_RK.sum(1))]
+
+    def choose(self, candidates: Seq[Candidate], offered: Seq[int]) -> list[int]:
         """How many of the offered drafts are verified, of each sequence.
 
         Args:
-            limits: how many each was asked for.
+            candidates: with as many drafts as each was asked for.
         """
         self._asked, self._asked_as_probe, self._accepted = True, self._probing, 0
-        for seq, limit, count in zip(sequences, limits, offered):
-            self._acceptance.asked(seq, limit, count)
+        for c, count in zip(candidates, offered):
+            self._acceptance.asked(c.seq, c.evidence, c.limit, count)
+            self._evidence[c.seq] = c.evidence
         if self._probing:
             self._until_probe = self._distance
             return self._probe(offered)
-        accepted_RK = self._acceptance.rates(sequences).accepted_RK
+        accepted_RK = self._rates(candidates).accepted_RK
         # Of equal drafts the shallow ones come first, and it is each time another sequence's turn.
         self._turn += 1
         turn_R = np.roll(np.arange(len(offered)), self._turn)
@@ -142,7 +173,7 @@ class AdaptiveDrafts:
         self._costs.drafted(depth, seconds)
 
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        self._acceptance.verified(seq, drafted, accepted)
+        self._acceptance.verified(seq, self._evidence.get(seq, NOTHING), drafted, accepted)
         self._accepted += accepted
 
     def observe(self, record: StepRecord) -> None:
@@ -158,10 +189,12 @@ class AdaptiveDrafts:
 
     def forget(self, seq: Sequence) -> None:
         self._acceptance.forget(seq)
+        self._evidence.pop(seq, None)
 
     def _charge(self, gained: float) -> None:
         """Settles a step that waited for drafts; ``gained`` in steps without them. Probes have an account of their own,
         but what they gain shows that drafts are good again."""
+        gained = max(gained, -MAX_CHARGE)
         if self._asked_as_probe:
             self._saved += min(gained, 0.0)
             if self._asked:
@@ -190,11 +223,11 @@ class AdaptiveDrafts:
         count = int(rate_X.argmax())
         return count, float(rate_X[count])
 
-    def _worth_asking(self, depth_X: np.ndarray, most: int, plain: float) -> int:
+    def _worth_asking(self, depth_X: np.ndarray, plain: float) -> int:
         """How deep drafts are asked for: one more than is expected to pay, if depth costs something."""
         seconds_K = self._costs.drafting_seconds()
         if seconds_K[-1] - seconds_K[0] < (STAY - 1) * plain:
-            return most
+            return len(seconds_K) - 1
         return int(depth_X.max(initial=0)) + 2
 
     def _verifying_seconds(self, drafts: int) -> float:
@@ -206,10 +239,16 @@ class AdaptiveDrafts:
         """What fits in the next larger step."""
         return min(1 + self._costs.room(self._tokens + 1), self._max_step_drafts)
 
-    def _probe_cost(self, plain: float) -> float:
-        """In steps without drafts."""
+    def _may_probe(self, gain_X: np.ndarray, plain: float) -> bool:
+        """Whether the account covers what a probe is expected to lose; all it costs, if estimates were wrong before.
+
+        Args:
+            gain_X: tokens that each draft is expected to yield.
+        """
         with_drafts = self._verifying_seconds(self._probe_drafts) + float(self._costs.drafting_seconds()[1])
-        return with_drafts / plain - 1
+        cost = with_drafts / plain - 1
+        gained = 0.0 if self._broke else float(np.sort(gain_X)[-self._probe_drafts :].sum()) / self._rows
+        return cost > 0 and self._saved >= cost - gained and self._saved > 0
 
     def _probe(self, offered: Seq[int]) -> list[int]:
         """One draft of each sequence, as far as the probe reaches, then a second one, and so on."""

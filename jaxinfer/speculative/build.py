@@ -74,6 +74,7 @@ def make_speculation(
         drafter,
         *config.draft_limits,
         adaptive,
+        evidence=drafter.evidence if isinstance(drafter, NgramDrafter | SuffixDrafter) else None,
         reserve=None if beside is None else reserve,
         slots=0 if beside is None else beside.slots,
         trees=config.trees,

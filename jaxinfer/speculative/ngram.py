@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.speculative.drafter import DraftJob
+from jaxinfer.speculative.evidence import MAX_MATCH, class_of
 
 
 class NgramIndex:
@@ -39,12 +40,30 @@ class NgramIndex:
         A continuation that reaches the end goes on with the guess itself, so a period is continued as a period.
         """
         tokens = self._tokens
+        start = self._start()
+        if start is None:
+            return ()
+        period = len(tokens) - start
+        return tuple(tokens[start + i % period] for i in range(limit))
+
+    def match(self) -> int:
+        """Tokens at the end that equal those before what ``propose`` gives, up to ``MAX_MATCH``; 0 if that is none."""
+        tokens, start = self._tokens, self._start()
+        length = 0
+        while start is not None and length < min(start, MAX_MATCH):
+            if tokens[start - 1 - length] != tokens[-1 - length]:
+                break
+            length += 1
+        return length
+
+    def _start(self) -> int | None:
+        """Index of the token behind the newest earlier occurrence of the longest n-gram at the end."""
+        tokens = self._tokens
         for n in self._sizes:
             start = self._continued.get(tuple(tokens[-n:])) if n <= len(tokens) else None
             if start is not None:
-                period = len(tokens) - start
-                return tuple(tokens[start + i % period] for i in range(limit))
-        return ()
+                return start
+        return None
 
 
 class NgramDrafter:
@@ -61,11 +80,15 @@ class NgramDrafter:
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
         return [self._index_of(job.seq).propose(job.limit) for job in jobs]
 
+    def evidence(self, seq: Seq) -> int:
+        """See ``Evidence``."""
+        return class_of(self._index_of(seq).match())
+
     def forget(self, seq: Seq) -> None:
         self._indices.pop(seq, None)
 
     def _index_of(self, seq: Seq) -> NgramIndex:
-        """The index with all tokens of the sequence. A preempted one goes on where it was: its tokens stay the same."""
+        """The index with all known tokens of the sequence; those of a preempted one stay the same."""
         index = self._indices.get(seq)
         if index is None:
             index = self._indices[seq] = NgramIndex(self._sizes)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from jaxinfer.drafts import NO_DRAFTS, Drafts
 from jaxinfer.observability.snapshot import StepRecord
 from jaxinfer.request import Sequence, Status
-from jaxinfer.speculative.adaptive import AdaptiveDrafts
+from jaxinfer.speculative.adaptive import AdaptiveDrafts, Candidate
 from jaxinfer.speculative.constrained import within
 from jaxinfer.speculative.drafter import Drafter, DraftJob
+from jaxinfer.speculative.evidence import NOTHING, Evidence
 from jaxinfer.speculative.lengths import DraftLengths
 
 Reserve = Callable[[Sequence, int], int]
@@ -23,6 +24,7 @@ class Speculation:
         max_drafts: of a sequence in a step.
         max_step_drafts: of all sequences in a step.
         adaptive: decides how many drafts pay; None: every sequence gets as many as it lately accepted, and a few more.
+        evidence: of a drafter that looks up, for ``adaptive``: sequences without any need not be asked about.
         reserve: for drafters that compute K and V of their own.
         slots: see ``DeviceDrafter``.
         trees: drafts may be trees; then every sequence gets as many as fit.
@@ -36,6 +38,7 @@ class Speculation:
         max_step_drafts: int,
         adaptive: AdaptiveDrafts | None = None,
         *,
+        evidence: Evidence | None = None,
         reserve: Reserve | None = None,
         slots: int = 0,
         trees: bool = False,
@@ -47,6 +50,7 @@ class Speculation:
         self._max_step_drafts = max_step_drafts
         self._lengths = DraftLengths(max_drafts)
         self._adaptive = adaptive
+        self._evidence = evidence
         self._reserve = reserve
         self._slots = slots
         self._trees = trees
@@ -60,10 +64,11 @@ class Speculation:
         limits = {seq: limit for seq in running if (limit := self._limit(seq))}
         if self._adaptive is None:
             return bool(limits)
+        promising = [c for c in self._candidates(limits) if self._promising(c)]
         # Drafts in flight count as computed until they are verified, but the next step computes a token anyway.
         left = [max(1, seq.num_tokens - seq.num_computed) for seq in running if seq.status is Status.RUNNING]
         rows = sum(tokens <= 1 for tokens in left)
-        return self._adaptive.worth(list(limits), list(limits.values()), sum(left), rows)
+        return self._adaptive.worth(promising, sum(left), rows)
 
     def draft(self, running: Iterable[Sequence]) -> None:
         """Sets the drafts of sequences of which nothing is in flight; the first ones get theirs first."""
@@ -73,7 +78,7 @@ class Speculation:
             if limit := self._limit(seq):
                 limits[seq] = limit
         if self._adaptive is not None and limits:
-            limits = dict(zip(limits, self._adaptive.limits(list(limits), list(limits.values()))))
+            limits = dict(zip(limits, self._adaptive.limits(self._candidates(limits))))
         jobs = self._jobs(limits)
         started = time.perf_counter()
         proposals = self._drafter.propose(jobs) if jobs else []
@@ -100,6 +105,17 @@ class Speculation:
         self._lengths.forget(seq)
         if self._adaptive is not None:
             self._adaptive.forget(seq)
+
+    def _candidates(self, limits: dict[Sequence, int]) -> list[Candidate]:
+        evidence = self._evidence
+        return [
+            Candidate(seq, limit, NOTHING if evidence is None else evidence(seq))
+            for seq, limit in limits.items()
+        ]
+
+    def _promising(self, candidate: Candidate) -> bool:
+        """A look-up that finds nothing need not be asked, but a form may force tokens, which are drafts too."""
+        return bool(self._evidence is None or candidate.evidence or candidate.seq.constraint)
 
     def _limit(self, seq: Sequence) -> int:
         """Drafts that a sequence can use: the last of the tokens that it may still get is sampled, not drafted.
@@ -146,7 +162,7 @@ class Speculation:
     def _counts(self, jobs: list[DraftJob], offered: list[int]) -> list[int]:
         """How many of its drafts each sequence verifies."""
         if self._adaptive is not None and jobs:
-            return self._adaptive.choose([job.seq for job in jobs], [job.limit for job in jobs], offered)
+            return self._adaptive.choose(self._candidates({job.seq: job.limit for job in jobs}), offered)
         counts, left = [], self._max_step_drafts
         for count in offered:
             counts.append(min(count, left))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.speculative.drafter import DraftJob
+from jaxinfer.speculative.evidence import class_of
 from jaxinfer.speculative.suffix_index import MAX_MATCH, NONE, Guess, SuffixIndex
 
 
@@ -54,6 +55,12 @@ class SuffixDrafter:
             self._file(job.seq, self._index(job.seq))
         return [self._guess(job).tokens for job in jobs]
 
+    def evidence(self, seq: Seq) -> int:
+        """See ``Evidence``: of the longer match in both places."""
+        known = self._index(seq)
+        context = self._context(seq)
+        return class_of(max(known.own.match(context, known.own_end), known.shared.match(context)))
+
     def forget(self, seq: Seq) -> None:
         """The whole output stays for others."""
         if seq in self._known or seq.output_token_ids:
@@ -81,11 +88,14 @@ class SuffixDrafter:
         return shared.extend(seq.request.prompt_token_ids[-self._sizes[0] :])
 
     def _guess(self, job: DraftJob) -> Guess:
-        known, seq = self._known[job.seq], job.seq
-        context = seq.token_ids(max(0, seq.num_tokens - MAX_MATCH), seq.num_tokens)
+        known, context = self._known[job.seq], self._context(job.seq)
         own = known.own.guess(context, job.limit, known.own_end)
         shared = known.shared.guess(context, job.limit)
         return shared if shared.score > own.score else own
+
+    @staticmethod
+    def _context(seq: Seq) -> list[int]:
+        return seq.token_ids(max(0, seq.num_tokens - MAX_MATCH), seq.num_tokens)
 
     def _shared_of(self, salt: str | None) -> SuffixIndex:
         shared = self._shared.get(salt)

@@ -98,6 +98,14 @@ class SuffixIndex:
                 return self._follow(places, min(limit, max(1, int(self._factor * length))), end)
         return NOTHING
 
+    def match(self, context: Sequence[int], end: int = NONE) -> int:
+        """Tokens of the longest stretch at the end of the context that something followed; see ``guess``."""
+        for level, n in enumerate(self._sizes):
+            places, length = self._occurrences(level, n, context, end)
+            if places:
+                return length
+        return 0
+
     # ---- adding and forgetting
 
     def _add(self, token: int, before: int, tail: list[int]) -> int:

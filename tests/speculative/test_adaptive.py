@@ -23,6 +23,7 @@ from jaxinfer.speculative.acceptance import START, Acceptance
 from jaxinfer.speculative.adaptive import AdaptiveDrafts
 from jaxinfer.speculative.costs import StepCosts
 from jaxinfer.speculative.drafter import DraftJob
+from jaxinfer.speculative.evidence import NOTHING, class_of
 from jaxinfer.speculative.speculation import Speculation
 from tests.support import engines
 from tests.support.engines import Driver, Job, ids, token_params
@@ -75,13 +76,13 @@ def sequence() -> Seq:
 def test_rates_are_those_of_a_sequence_and_of_all_where_it_is_new():
     acceptance = Acceptance(4)
     good, bad, new = sequence(), sequence(), sequence()
-    assert acceptance.rates([new]).accepted_RK[0, 0] == START
+    assert acceptance.rates([new], [NOTHING]).accepted_RK[0, 0] == START[NOTHING]
     for _ in range(200):
-        acceptance.asked(good, 4, 3)
-        acceptance.verified(good, 3, 3)
-        acceptance.asked(bad, 4, 4)
-        acceptance.verified(bad, 4, 0)
-    offered_RK, accepted_RK = acceptance.rates([good, bad, new])
+        acceptance.asked(good, NOTHING, 4, 3)
+        acceptance.verified(good, NOTHING, 3, 3)
+        acceptance.asked(bad, NOTHING, 4, 4)
+        acceptance.verified(bad, NOTHING, 4, 0)
+    offered_RK, accepted_RK = acceptance.rates([good, bad, new], [NOTHING] * 3)
     assert (np.diff(accepted_RK) <= 0).all()
     assert (np.diff(offered_RK) <= 0).all()
     assert accepted_RK[0, 2] > 0.8
@@ -90,9 +91,24 @@ def test_rates_are_those_of_a_sequence_and_of_all_where_it_is_new():
     assert offered_RK[0, 2] > 0.9
     assert offered_RK[0, 3] < 0.2 < offered_RK[1, 3]
     for seq in (good, bad, new, *(sequence() for _ in range(40))):
-        acceptance.rates([seq])
+        acceptance.rates([seq], [NOTHING])
         acceptance.forget(seq)
     assert len(acceptance) == 0
+
+
+def test_long_matches_are_trusted_whatever_became_of_short_ones():
+    acceptance = Acceptance(4)
+    short, long = class_of(1), class_of(20)
+    for _ in range(50):
+        seq = sequence()
+        acceptance.verified(seq, short, 4, 0)
+    new = sequence()
+    rates_R = acceptance.rates([new, new], [short, long]).accepted_RK[:, 0]
+    assert rates_R[0] < 0.1
+    assert rates_R[1] == START[long]
+    acceptance.verified(new, long, 4, 0)
+    acceptance.verified(new, long, 4, 0)
+    assert acceptance.rates([new], [long]).accepted_RK[0, 0] < 0.6 * START[long]
 
 
 @dataclass
@@ -115,26 +131,45 @@ class Clock:
 
 @dataclass(frozen=True)
 class Bucketed:
-    """A step costs what its token bucket costs."""
+    """A step costs what its token bucket costs.
+
+    Attributes:
+        steps: of rows that decode: output tokens before the step, and drafts.
+    """
 
     plan: CompilePlan
     cost: Callable[[int], float]
+    steps: list[tuple[int, int]]
 
     def seconds(self, plan: StepPlan) -> float:
+        for row in plan.rows:
+            drafts = len(row.drafts)
+            before = row.start + row.num_tokens - drafts - row.seq.num_prompt
+            if before > 0:
+                self.steps.append((before, drafts))
         return self.cost(self.plan.tokens(plan.num_tokens))
 
 
 class Drafts:
-    """Knows what comes, and gets a share of it wrong, at random."""
+    """Knows what comes, and gets a share of it wrong, at random.
+
+    Args:
+        found: whether a look-up finds something behind so many tokens.
+    """
 
     def __init__(
         self,
         outputs: dict[tuple[int, ...], Sequence[int]],
         right: Callable[[int], float],
         make: Callable[[int], None],
+        found: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        self._outputs, self._right, self._make = outputs, right, make
+        self._outputs, self._right, self._make, self._found = outputs, right, make, found
         self._rng = np.random.default_rng(0)
+
+    def evidence(self, seq: Seq) -> int:
+        """Like that of a look-up, three tokens long."""
+        return class_of(3 * self._found(len(seq.output_token_ids)))
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
         self._make(max(job.limit for job in jobs))
@@ -145,6 +180,8 @@ class Drafts:
 
     def _drafts(self, job: DraftJob) -> tuple[int, ...]:
         done = len(job.seq.output_token_ids)
+        if not self._found(done):
+            return ()
         coming = self._outputs[job.seq.request.prompt_token_ids][done : done + job.limit]
         right = self._rng.random(len(coming)) < self._right(done)
         return tuple(token if ok else 1 for token, ok in zip(coming, right))
@@ -164,27 +201,39 @@ class Run:
     rate: float
     tokens: dict[tuple[int, ...], list[int]]
     drafted: int
+    steps: list[tuple[int, int]]
 
 
 def simulate(
-    monkeypatch, cost, batch: int, right=None, outputs=None, measured=True, length=120, making=0.0
+    monkeypatch,
+    cost,
+    batch: int,
+    right=None,
+    outputs=None,
+    measured=True,
+    length=120,
+    making=0.0,
+    found=None,
+    fixed=None,
 ) -> Run:
     """Tokens per second of so many requests together; ``right`` is the share of right drafts by position, None is
-    without speculation. ``making`` is what a draft takes to be made, those of different sequences together."""
+    without speculation. ``making`` is what a draft takes to be made, those of different sequences together. ``found``
+    says at which positions a look-up has drafts; None: it is no look-up. ``fixed`` drafts, or an adaptive number."""
     clock = Clock(moment=0.0002)
     monkeypatch.setattr(core, "time", clock)
     monkeypatch.setattr(simulated, "time", clock)
     monkeypatch.setattr(speculation, "time", clock)
+    steps: list[tuple[int, int]] = []
     settings = engines.config(
         max_num_seqs=batch,
         max_num_batched_tokens=256,
-        num_blocks=40 * batch + 1,
+        num_blocks=max(40, length // 3) * batch + 1,
         speculative=SPECULATIVE if right else None,
     )
     engine = engines.build(
-        lambda plan: simulated.SimulatedRunner(engines.VOCAB, Bucketed(plan, cost)),
+        lambda plan: simulated.SimulatedRunner(engines.VOCAB, Bucketed(plan, cost, steps)),
         settings,
-        max_model_len=160,
+        max_model_len=max(160, length + 40),
     )
     if right is not None:
         programs = ProgramSeconds.guessed(engine.plan)
@@ -193,8 +242,14 @@ def simulate(
         adaptive = AdaptiveDrafts(
             StepCosts(programs, True, SPECULATIVE.max_drafts), *SPECULATIVE.draft_limits
         )
-        drafter = Drafts(outputs, right, lambda depth: clock.sleep(making * depth))
-        engine.core.speculation = Speculation(drafter, *SPECULATIVE.draft_limits, adaptive)
+        drafter = Drafts(outputs, right, lambda depth: clock.sleep(making * depth), found or (lambda _: True))
+        engine.core.speculation = Speculation(
+            drafter,
+            fixed or SPECULATIVE.max_drafts,
+            SPECULATIVE.max_step_drafts,
+            None if fixed else adaptive,
+            evidence=drafter.evidence if found else None,
+        )
     driver = Driver(engine, check=False)
     prompts = [(1 + i, 2, 3) for i in range(batch)]
     for i, prompt in enumerate(prompts):
@@ -204,7 +259,7 @@ def simulate(
     driver.drain()
     tokens = {prompt: driver.tokens(str(i)) for i, prompt in enumerate(prompts)}
     assert sum(map(len, tokens.values())) == batch * length
-    return Run(batch * length / clock.now, tokens, engine.core.stats.drafted_tokens)
+    return Run(batch * length / clock.now, tokens, engine.core.stats.drafted_tokens, steps)
 
 
 @pytest.mark.parametrize("measured", [True, False], ids=["measured", "unmeasured"])
@@ -226,6 +281,41 @@ def test_one_request_gains_what_there_is_to_gain(monkeypatch, cost, share, gain)
     plain = simulate(monkeypatch, COSTS[cost], 1)
     fast = simulate(monkeypatch, COSTS[cost], 1, lambda _: share, plain.tokens)
     assert fast.rate >= (gain if cost == "memory bound" else 0.97) * plain.rate
+
+
+def repeats(at: int) -> bool:
+    """Text that repeats something for 30 of 50 tokens."""
+    return at % 50 >= 20
+
+
+def test_a_request_alone_gets_drafts_as_soon_as_a_look_up_finds_something(monkeypatch):
+    """Steps cost what they cost whatever they hold, and 60 % of what was looked up is right."""
+    cost = COSTS["memory bound"]
+    plain = simulate(monkeypatch, cost, 1, length=300)
+    fixed = [
+        simulate(monkeypatch, cost, 1, lambda _: 0.6, plain.tokens, length=300, found=repeats, fixed=n)
+        for n in range(1, SPECULATIVE.max_drafts + 1)
+    ]
+    fast = simulate(monkeypatch, cost, 1, lambda _: 0.6, plain.tokens, length=300, found=repeats)
+    drafts = [count > 0 for before, count in fast.steps if repeats(before)]
+    assert np.mean(drafts) > 0.8
+    assert fast.rate >= 0.95 * max(run.rate for run in fixed)
+    assert fast.rate > 1.2 * plain.rate
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("batch", [1, 4, 32])
+def test_matches_that_are_never_right_cost_little(monkeypatch, cost, batch):
+    plain = simulate(monkeypatch, COSTS[cost], batch)
+    fast = simulate(monkeypatch, COSTS[cost], batch, lambda _: 0.02, plain.tokens, found=repeats)
+    assert fast.rate > 0.97 * plain.rate
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_at_batch_32_matches_are_left_alone_where_each_row_costs(monkeypatch, share):
+    plain = simulate(monkeypatch, COSTS["compute bound"], 32)
+    fast = simulate(monkeypatch, COSTS["compute bound"], 32, lambda _: share, plain.tokens, found=repeats)
+    assert fast.rate >= 0.97 * plain.rate
 
 
 def test_drafts_come_back_when_they_are_right_again(monkeypatch):
@@ -260,9 +350,9 @@ def test_drafts_in_flight_do_not_make_the_next_step_smaller(monkeypatch):
     asked = []
     worth = AdaptiveDrafts.worth
 
-    def noted(self, sequences, limits, tokens, rows):
-        asked.append((len(sequences), tokens, rows))
-        return worth(self, sequences, limits, tokens, rows)
+    def noted(self, candidates, tokens, rows):
+        asked.append((len(candidates), tokens, rows))
+        return worth(self, candidates, tokens, rows)
 
     monkeypatch.setattr(AdaptiveDrafts, "worth", noted)
     plain = simulate(monkeypatch, COSTS["memory bound"], 4, length=20)

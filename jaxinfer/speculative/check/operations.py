@@ -20,13 +20,13 @@ from jaxinfer.speculative.check.target import PROMPT, Target
 from pallas_kernels.sampling.xla import truncated_draw
 from pallas_kernels.speculative_verify.xla import speculative_verify
 
-LARGE = 1000
-"""Rows from which on a batch is worth LLVM's optimizations."""
-
 COMPILER_OPTIONS: Mapping[bool, dict[str, str | int | bool]] = MappingProxyType(
-    {False: {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}, True: {}}
+    {
+        often: {"xla_backend_optimization_level": int(often), "xla_llvm_disable_expensive_passes": True}
+        for often in (False, True)
+    }
 )
-"""For small and for large batches: compiling small ones takes most of the time of a check, running them hardly any."""
+"""For programs that run a few times, which take longer to compile than to run, and for one that runs often."""
 
 BIASES = 8
 """Columns of bias. The engine's hundreds are padding here, and editing thousands of rows by them takes long."""
@@ -91,12 +91,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Shape:
-    """Fixed sizes of a batch of rows, so that few programs are compiled."""
+    """Fixed sizes of a batch of rows, so that few programs are compiled.
+
+    Attributes:
+        often: there are many such batches.
+    """
 
     rows: int
     nodes: int
     max_nodes: int
     history: int
+    often: bool = False
 
 
 def prompt_state(slots: int, vocab: int) -> SamplerState:
@@ -146,7 +151,7 @@ def _verify_batch(
     arrays = (token_N, parent_N, start_Q.astype(np.int32), accept_N, residual_R)
     state = prompt_state(1, V)
     logits_NV = target.logits_VV[newest_N]
-    counts, paths, nexts = _verify[N >= LARGE](
+    counts, paths, nexts = _verify[shape.often](
         ops, shape.max_nodes, np.bool_(matching), logits_NV, inputs, state, draw_N, arrays, drafts
     )
     return [
@@ -174,8 +179,8 @@ def _traced_verify(ops, max_nodes, matching, logits_NV, inputs, state, draw_N, a
 
 
 _verify = {
-    large: jax.jit(_traced_verify, static_argnums=(0, 1), compiler_options=options)
-    for large, options in COMPILER_OPTIONS.items()
+    often: jax.jit(_traced_verify, static_argnums=(0, 1), compiler_options=options)
+    for often, options in COMPILER_OPTIONS.items()
 }
 
 
@@ -226,11 +231,13 @@ class Chains:
         table: SamplingTable,
         state: SamplerState,
         uniform_RK: np.ndarray | None = None,
+        rows: int | None = None,
     ) -> tuple[np.ndarray, SamplerState]:
         """The samples at each draft's position and behind the last one, [R, K + 1].
 
         Args:
             uniform_RK: numbers in the place of those of the sequences' own streams, [R, K + 1].
+            rows: sequences that the program is compiled for; default: R.
         """
         R, K = self.drafts_RK.shape
         rows_RK = np.concatenate([self.newest_R[:, None], self.drafts_RK], axis=1)
@@ -238,18 +245,19 @@ class Chains:
         before_RK = np.arange(-1, R * (K + 1) - 1).reshape(R, K + 1)
         before_RK[:, 0] = -1
         depth_P = np.tile(np.arange(K + 1), R)
+        size = (rows or R) * (K + 1)
         inputs = _narrow(
             table.build(
                 np.repeat(self.slots_R, K + 1),
                 np.repeat(self.positions_R, K + 1) + depth_P,
-                R * (K + 1),
+                size,
                 drafts=host.Drafts(own_RK.ravel(), before_RK.ravel()),
             )
         )
-        uniform_P = None if uniform_RK is None else uniform_RK.ravel().astype(np.float32)
-        logits_PV = target.logits_VV[rows_RK.ravel()]
-        token_P, state = _sample[len(logits_PV) >= LARGE](ops, logits_PV, inputs, state, uniform_P)
-        return np.asarray(token_P).reshape(R, K + 1), state
+        uniform_P = None if uniform_RK is None else _padded(uniform_RK.ravel(), size, 0.5)  # type: ignore[arg-type]
+        logits_PV = target.logits_VV[_padded(rows_RK.ravel(), size, 0)]  # type: ignore[arg-type]
+        token_P, state = _sample(ops, logits_PV, inputs, state, uniform_P)
+        return np.asarray(token_P)[: R * (K + 1)].reshape(R, K + 1), state
 
 
 def _traced_sample(ops, logits_PV, inputs, state, uniform_P):  # type: ignore[no-untyped-def]
@@ -260,7 +268,4 @@ def _traced_sample(ops, logits_PV, inputs, state, uniform_P):  # type: ignore[no
     return outputs.token_P, state
 
 
-_sample = {
-    large: jax.jit(_traced_sample, static_argnums=(0,), compiler_options=options)
-    for large, options in COMPILER_OPTIONS.items()
-}
+_sample = jax.jit(_traced_sample, static_argnums=(0,), compiler_options=COMPILER_OPTIONS[False])

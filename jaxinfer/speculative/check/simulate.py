@@ -17,8 +17,8 @@ LENGTH = 4
 DRAFTS = 3
 CHAIN = (-1, 0, 1, 2)
 TREE = (-1, 0, 0, 1)
-BATCH = 2000
-"""Sequences of a call of the sampler."""
+SAMPLER_BATCH, VERIFY_BATCH = 2000, 200
+"""Sequences of a call of the sampler, and of one of ``speculative_verify``, whose work grows with their square."""
 
 
 def sample_by_matching(ops: Operations, target: Target, draft: Target, count: int, seed: int) -> np.ndarray:
@@ -28,31 +28,23 @@ def sample_by_matching(ops: Operations, target: Target, draft: Target, count: in
     draft's law.
     """
     rng = np.random.default_rng(seed)
-    batches = [_matched_batch(ops, target, draft, seed + i, rng) for i in range(-(-count // BATCH))]
-    return np.concatenate(batches)[:count]
-
-
-def _matched_batch(
-    ops: Operations, target: Target, draft: Target, seed: int, rng: np.random.Generator
-) -> np.ndarray:
-    table = SamplingTable(BATCH, target.vocab, DRAFTS)
-    for slot in range(BATCH):
+    table = SamplingTable(count, target.vocab, DRAFTS)
+    for slot in range(count):
         table.set(slot, target.params, stream_key(seed, PROMPT, slot), len(PROMPT))
-    state = prompt_state(BATCH, target.vocab)
-    outputs: list[list[int]] = [[] for _ in range(BATCH)]
-    for _ in range(LENGTH):
-        # Sequences that are complete go on, so that all steps have one shape.
-        tails = [tuple(tokens) for tokens in outputs]
-        uniforms = rng.random((BATCH, DRAFTS)).tolist()
-        drafts_RK = np.array([list(_chain(draft, tail, u)) for tail, u in zip(tails, uniforms)])
-        newest_R = np.array([(*PROMPT, *tail)[-1] for tail in tails])
-        positions_R = np.array([len(PROMPT) + len(tail) for tail in tails])
-        chains = Chains(drafts_RK, newest_R, np.arange(BATCH), positions_R)
-        samples_RK, state = chains.sample(ops, target, table, state)
-        for tokens, drafts, samples in zip(outputs, drafts_RK.tolist(), samples_RK.tolist()):
-            tokens += ops.emit(drafts, samples)
-        if min(map(len, outputs)) >= LENGTH:
-            break
+    state = prompt_state(count, target.vocab)
+    outputs: list[list[int]] = [[] for _ in range(count)]
+    while waiting := [slot for slot, tokens in enumerate(outputs) if len(tokens) < LENGTH]:
+        for first in range(0, len(waiting), SAMPLER_BATCH):
+            slots = waiting[first : first + SAMPLER_BATCH]
+            tails = [tuple(outputs[slot]) for slot in slots]
+            uniforms = rng.random((len(slots), DRAFTS)).tolist()
+            drafts_RK = np.array([list(_chain(draft, tail, u)) for tail, u in zip(tails, uniforms)])
+            newest_R = np.array([(*PROMPT, *tail)[-1] for tail in tails])
+            positions_R = np.array([len(PROMPT) + len(tail) for tail in tails])
+            chains = Chains(drafts_RK, newest_R, np.array(slots), positions_R)
+            samples_RK, state = chains.sample(ops, target, table, state, rows=SAMPLER_BATCH)
+            for slot, drafts, samples in zip(slots, drafts_RK.tolist(), samples_RK.tolist()):
+                outputs[slot] += ops.emit(drafts, samples)
     return np.array([tokens[:LENGTH] for tokens in outputs])
 
 
@@ -75,7 +67,8 @@ def sample_by_rejection(
 ) -> np.ndarray:
     """The same with ``speculative_verify`` and drafts drawn without replacement."""
     rng = np.random.default_rng(seed)
-    shape = Shape(rows=BATCH, nodes=BATCH * len(parents), max_nodes=4, history=LENGTH + DRAFTS)
+    nodes = VERIFY_BATCH * len(parents)
+    shape = Shape(rows=VERIFY_BATCH, nodes=nodes, max_nodes=4, history=LENGTH + DRAFTS, often=True)
     outputs: list[tuple[int, ...]] = [()] * count
     while waiting := [i for i, tokens in enumerate(outputs) if len(tokens) < LENGTH]:
         uniforms = rng.uniform(2.0**-24, 1 - 2.0**-24, (len(waiting), 3 * len(parents) + 1)).tolist()

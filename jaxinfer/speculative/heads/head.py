@@ -47,7 +47,8 @@ class DraftHead:
     feature of position i when entry i + 1 is computed before the target has run there.
 
     Published heads pair feature and token in the same way, but have no entry 0 and give entry 1 the rotary position
-    0. Rotary embedding sees distances only, so what differs is that here each entry can also attend to entry 0.
+    0. Rotary embedding sees distances only, so what differs is that here each entry can also attend to entry 0; see
+    docs/speculation.md for why it stays.
 
     Medusa heads read the feature of position p, and head k predicts token p + 2 + k (token p + 1 is the target's own).
 
