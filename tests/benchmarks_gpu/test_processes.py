@@ -13,7 +13,18 @@ from benchmarks.gpu.settings import PARTS, Settings
 from benchmarks.gpu.supervise import run_part
 
 ROOT = Path(__file__).resolve().parents[2]
-BARE = ("matplotlib", "flax", "pydantic", "msgspec", "yaml", "tokenizers", "jinja2", "gguf", "llguidance", "zmq")
+BARE = (
+    "matplotlib",
+    "flax",
+    "pydantic",
+    "msgspec",
+    "yaml",
+    "tokenizers",
+    "jinja2",
+    "gguf",
+    "llguidance",
+    "zmq",
+)
 """What an image with JAX and NumPy does not have, as far as the engine imports it; and "rich"."""
 
 
