@@ -109,7 +109,7 @@ def server() -> Iterator[Server]:
 
 def test_soak_short(server):
     """8 seconds after a warm-up: all but the bound on memory, which needs a longer run to mean anything."""
-    run_soak(server, warm_up=2.0, seconds=SHORT_SECONDS)
+    run_soak(server, warm_up=4.0, seconds=SHORT_SECONDS)
 
 
 @pytest.mark.slow
