@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -21,6 +22,8 @@ _REMEMBERED = 4096
 """Steps whose digests are kept: followers are never so far behind."""
 _RECHECK_TICKS = 4
 """Silence that is enough once a connection was closed."""
+_REFUSALS = 6
+"""How often a refusal is said, a tick apart: who has called may not have subscribed to the answers yet."""
 
 
 class LeaderLink(Link):
@@ -55,11 +58,17 @@ class LeaderLink(Link):
                 f"{self._hosts.start_timeout:g} s after the start, ranks {missing} of {self.count} have not called "
                 f"{self._hosts.channel}; hosts.start_timeout can be raised"
             )
-            self.part(message)
-            raise ConfigError(message)
+            self._refuse_all(message)
         if not self._welcome:
-            self.part(self._failure)
-            raise ConfigError(self._failure)
+            assert self._failure is not None
+            self._refuse_all(self._failure)
+
+    def _refuse_all(self, message: str) -> NoReturn:
+        for _ in range(_REFUSALS - 1):
+            self._part(message)
+            time.sleep(TICK)
+        self.part(message)
+        raise ConfigError(message)
 
     def order(self, make: Callable[[str, int], wire.Work]) -> None:
         """Sends work to all followers.

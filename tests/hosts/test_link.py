@@ -122,6 +122,27 @@ def test_a_difference_is_named() -> None:
             assert "rank 2 differs from rank 0: cache.block_size is 32, not 16" in str(error)
 
 
+def test_a_rank_that_is_slow_to_listen_hears_the_difference() -> None:
+    """What is published before a subscription has arrived is lost."""
+    port = free_ports(2)
+    leader = LeaderLink(hosts_of(0, 2, port), FACTS, lambda status: None)
+    context: zmq.Context = zmq.Context()
+    calls, answers = context.socket(zmq.PUSH), context.socket(zmq.SUB)
+    calls.connect(f"tcp://127.0.0.1:{port + 1}")
+    calls.send(wire.encode(wire.Hello("late", 1, FACTS | {"version of jax": "2"})))
+    refused = threading.Thread(target=in_threads, args=(leader.connect,))
+    refused.start()
+    time.sleep(0.5)
+    answers.connect(f"tcp://127.0.0.1:{port}")
+    answers.subscribe(b"")
+    assert answers.poll(5000)
+    message = wire.decode_order(answers.recv())
+    assert isinstance(message, wire.Ended)
+    assert "version of jax is 2, not 1" in str(message.failure)
+    refused.join(30)
+    context.destroy(linger=0)
+
+
 def test_somebody_does_not_come() -> None:
     port = free_ports(2)
     leader = LeaderLink(hosts_of(0, 2, port, start_timeout=0.3), FACTS, lambda status: None)
