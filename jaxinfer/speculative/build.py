@@ -70,11 +70,12 @@ def make_speculation(
     adaptive = None
     if programs is not None:
         adaptive = AdaptiveDrafts(StepCosts(programs, overlapped, config.max_drafts), *config.draft_limits)
+    evidence = drafter.evidence if isinstance(drafter, NgramDrafter | SuffixDrafter) else None
     return Speculation(
         drafter,
         *config.draft_limits,
         adaptive,
-        evidence=drafter.evidence if isinstance(drafter, NgramDrafter | SuffixDrafter) else None,
+        evidence=evidence,
         reserve=None if beside is None else reserve,
         slots=0 if beside is None else beside.slots,
         trees=config.trees,

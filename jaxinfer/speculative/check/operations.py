@@ -125,14 +125,31 @@ def verify_rows(
         matching: drafts are held against the target's draws.
     """
     size = min(shape.rows, shape.nodes // max(len(row.parents) for row in rows))
+    V = target.vocab
+    drafts = () if draft is None else (draft.logits_VV, _inputs(draft.params, V, V))
+    common = _Common(matching, _inputs(target.params, V, shape.nodes), prompt_state(1, V), drafts)
     emitted = []
     for start in range(0, len(rows), size):
-        emitted += _verify_batch(ops, rows[start : start + size], target, draft, shape, matching)
+        emitted += _verify_batch(ops, rows[start : start + size], target, shape, common)
     return emitted
 
 
+@dataclass(frozen=True)
+class _Common:
+    """What batches of rows have in common.
+
+    Attributes:
+        drafts: logits [V, V] and parameters that drafts were drawn with; () for deterministic ones.
+    """
+
+    matching: bool
+    inputs: SamplingInputs
+    state: SamplerState
+    drafts: tuple[np.ndarray, SamplingInputs] | tuple[()]
+
+
 def _verify_batch(
-    ops: Operations, rows: Sequence[Row], target: Target, draft: Target | None, shape: Shape, matching: bool
+    ops: Operations, rows: Sequence[Row], target: Target, shape: Shape, common: _Common
 ) -> list[list[int]]:
     N, V = shape.nodes, target.vocab
     start_Q = np.cumsum([0] + [len(row.parents) for row in rows] + [0] * (shape.rows - len(rows)))
@@ -146,13 +163,20 @@ def _verify_batch(
     accept_N = _padded([u for row in rows for u in row.accept or half[: len(row.parents)]], N, 0.5)
     draw_N = _padded([token for row in rows for token in row.draws or zero[: len(row.parents)]], N, 0)
     residual_R = _padded([row.residual for row in rows], shape.rows, 0.5)
-    inputs = replace(_inputs(target.params, V, N), history_PK=history_NK)  # type: ignore[arg-type]
-    drafts = () if draft is None else (draft.logits_VV, _inputs(draft.params, V, V), newest_N)
+    inputs = replace(common.inputs, history_PK=history_NK)  # type: ignore[arg-type]
+    drafts = (*common.drafts, newest_N) if common.drafts else ()
     arrays = (token_N, parent_N, start_Q.astype(np.int32), accept_N, residual_R)
-    state = prompt_state(1, V)
     logits_NV = target.logits_VV[newest_N]
     counts, paths, nexts = _verify[shape.often](
-        ops, shape.max_nodes, np.bool_(matching), logits_NV, inputs, state, draw_N, arrays, drafts
+        ops,
+        shape.max_nodes,
+        np.bool_(common.matching),
+        logits_NV,
+        inputs,
+        common.state,
+        draw_N,
+        arrays,
+        drafts,
     )
     return [
         [*token_N[path[:count]].tolist(), int(token)]
