@@ -1,5 +1,6 @@
 """Heads in the engine: exact outputs, and the drafts that the head alone would make of the same tokens."""
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from jaxinfer.speculative.heads.head import DraftHead, Method
 from jaxinfer.speculative.heads.loading import make_head
 from jaxinfer.speculative.heads.programs import HeadFunctions, HeadLeaves
 from jaxinfer.speculative.trees.dynamic import TreeShape
+from jaxinfer.structured.spec import StructuredOutputs
 from tests.engine.test_invariance_tiny_lm import BOUND, PARAMS, PROMPTS, Seen, cold_runs
 from tests.support.draft_trees import paths_by_definition, paths_of
 from tests.support.engines import Job, ids, run
@@ -34,6 +36,7 @@ from tests.support.tiny_models import (
     tiny_model,
     tiny_settings,
 )
+from tests.support.tokenizers import ByteTokenizer
 
 # What compiles is a method with chains or with trees. One of each of EAGLE's two is quick, the other two are slow.
 CHAINS = [pytest.param("eagle", marks=pytest.mark.slow), "eagle3", "medusa"]
@@ -219,6 +222,30 @@ def test_eagle_drafts_dynamic_trees(method, options, solo):
     cold = speculating(method, trees=True, prefix_caching=False, overlap=0)
     for tokens, drafts in whole[::2]:
         assert paths_of(fresh_drafts(cold, tokens)) == paths_of(drafts)
+
+
+@pytest.mark.feature("dynamic tree speculation", "structured output", "logprobs", "n > 1")
+@pytest.mark.parametrize("method", GROWN)
+def test_dynamic_trees_are_pruned_to_the_form(method):
+    """Beside a request without a form; log-probabilities make the forced tokens sampled ones."""
+    form = StructuredOutputs(regex=r"[ -~]{6}(yes|no): [ -~]{8}(true|false)")
+    common: dict[str, Any] = {"max_tokens": 30, "seed": 5, "structured_outputs": form}
+    jobs = [
+        Job(ids(PROMPTS[0]), SamplingParams(temperature=1, n=2, logprobs=1, **common)),
+        Job(ids(PROMPTS[1]), SamplingParams(temperature=0, **common)),
+        Job(ids(PROMPTS[2]), PARAMS[1]),
+    ]
+    tokenizer = ByteTokenizer()
+    plain = tiny_model().engine(tiny_settings(), tokenizer=tokenizer)
+    fast = tiny_model().engine(settings(trees=True), tokenizer=tokenizer, drafter=drafter_of(method, True))
+    got = run(fast, jobs)
+    for a, b in zip(got, run(plain, jobs)):
+        assert [choice.token_ids for choice in a.outputs] == [choice.token_ids for choice in b.outputs]
+    for output in got[:2]:
+        for choice in output.outputs:
+            text = bytes(token for token in choice.token_ids if token < 256).decode()
+            assert re.fullmatch(form.regex, text)
+    assert fast.core.stats.drafted_tokens > 10  # few fit the form
 
 
 @pytest.mark.feature("draft head speculation", "prefix cache", "n > 1")
