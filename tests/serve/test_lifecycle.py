@@ -128,7 +128,8 @@ def test_the_engine_process_does_not_outlive_the_server(model):
 def test_a_signal_during_the_start(model):
     with serve_process(model, wait=False) as server:
         end = time.monotonic() + 30
-        while not server.private_files() and time.monotonic() < end:
+        # The file is there before the process that reads it.
+        while not (server.private_files() and server.child_pids) and time.monotonic() < end:
             time.sleep(0.02)
         engine = server.engine_pid
         server.signal(signal.SIGINT)

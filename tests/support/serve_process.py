@@ -46,8 +46,12 @@ class ServeProcess:
     @property
     def engine_pid(self) -> int:
         """Of the engine process: the only child."""
-        (child,) = psutil.Process(self.process.pid).children()
-        return int(child.pid)
+        (child,) = self.child_pids
+        return child
+
+    @property
+    def child_pids(self) -> list[int]:
+        return [int(child.pid) for child in psutil.Process(self.process.pid).children()]
 
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
