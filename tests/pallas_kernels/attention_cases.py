@@ -135,7 +135,7 @@ class AttentionContract:
             want = self.run(shape, solo(clean, row), options)[: rows[row][0]]
             np.testing.assert_allclose(got[start_Q[row] : start_Q[row + 1]], want, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize("window", [None, 70])
+    @pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 70])
     def test_tree_over_long_context(self, window: int | None) -> None:
         """Trees of 64 and 40 drafts between decodes and a prefill chunk, over several chunks of the context."""
         shape = Shape(R=6, T=160, M=80, N=400, tree_words=2, window=window)

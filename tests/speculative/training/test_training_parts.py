@@ -160,6 +160,7 @@ def test_acceptance_counts_runs_behind_the_prompt(tmp_path: Path) -> None:
     assert scores.acceptance()[0] == 1.0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     head, leaves = dense(medusa_file(heads=2).write(tmp_path / "head"))
     objective, frozen, _ = target_of(head, 2)
