@@ -11,7 +11,7 @@ import numpy as np
 from jaxinfer.batch.builder import BatchBuilder, StepArrays
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.kv_cache.layout import KVCache
-from jaxinfer.kv_cache.manager import SlotMove
+from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
 from jaxinfer.request import Sequence as Seq
 from jaxinfer.runner.block_copies import copy_blocks
 from jaxinfer.runner.device_sampler import DeviceSampler
@@ -71,7 +71,7 @@ class DraftModel:
     def follow(self, step: TargetStep) -> None:
         """Computes a step with a part of a prompt; the tokens of others are left for later."""
         if step.plan.copies:
-            self._kv_cache = copy_blocks(self._programs.copies, self._kv_cache, step.plan.copies, self._plan)
+            self._copy(step.plan.copies)
         admitted = set(step.plan.admitted)
         for row in step.plan.rows:
             if row.seq in admitted:
@@ -102,6 +102,7 @@ class DraftModel:
                 for bucket in plan.row_buckets
                 if bucket <= plan.rows(plan.max_num_seqs)
             ),
+            lambda: self._copy((BlockCopy(0, 0, 0),)),
         ]
 
     # ---- Drafter
@@ -171,6 +172,9 @@ class DraftModel:
             if row.start < row.seq.num_tokens:
                 self._progress.computed(row.seq, row.start, row.start + row.num_tokens)
         return arrays
+
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        self._kv_cache = copy_blocks(self._programs.copies, self._kv_cache, copies, self._plan)
 
     def _backbone(self, arrays: StepArrays, newest_W: jax.Array) -> None:
         self._kv_cache, self._hidden = self._programs.backbone(

@@ -142,6 +142,7 @@ class HeadDrafter:
             lambda: self._store([], self._zeros_XD),
             *(partial(draw, bucket) for bucket in ([] if self._growth else rows)),
             *(self._growth.warm_ups(builder) if self._growth else ()),
+            *self._entries.warm_ups(),
         ]
 
     # ---- Drafter

@@ -1,6 +1,6 @@
 """The entries of a draft head on the device: its K and V, and what its last pass gave."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -122,3 +122,10 @@ class HeadEntries:
     def move(self, moves: Sequence[SlotMove]) -> None:
         if self._kv_cache:
             self._kv_cache = move_slots(self._loaded.copies, self._kv_cache, moves, self._plan)
+
+    def warm_ups(self) -> list[Callable[[], object]]:
+        """The copies; ``compute`` and ``logits`` are not among them."""
+        runs: list[Callable[[], object]] = [lambda: self.copy((BlockCopy(0, 0, 0),))]
+        if self._plan.moved_slots:
+            runs.append(lambda: self.move((SlotMove(0, 0, 0),)))
+        return runs
