@@ -12,6 +12,7 @@ from jaxinfer.engine.commit import Committer, Usable
 from jaxinfer.engine.deltas import OutputDelta
 from jaxinfer.engine.remote_kv import RemoteKV
 from jaxinfer.engine.stop import StopConditions
+from jaxinfer.kv_transfer.connector import drained
 from jaxinfer.observability.compilation import CompilationMonitor
 from jaxinfer.observability.stats import EngineStats, StepTiming
 from jaxinfer.request import FinishReason, QueueFullError, Sequence, Status
@@ -141,11 +142,7 @@ class EngineCore:
 
     def drain(self) -> Future[None]:
         """Refuses prompts of other engines from now on; done when those that were taken are over. On any thread."""
-        if self.remote is not None:
-            return self.remote.drain()
-        nothing: Future[None] = Future()
-        nothing.set_result(None)
-        return nothing
+        return drained() if self.remote is None else self.remote.drain()
 
     def step(self) -> list[OutputDelta]:
         """Dispatches the next step, if there is one, and commits the step before it."""

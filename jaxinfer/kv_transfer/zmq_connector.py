@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from jaxinfer.config_disaggregation import DisaggregationConfig
-from jaxinfer.kv_transfer.connector import Blocks, Event, Job
+from jaxinfer.kv_transfer.connector import Blocks, Event, Job, drained
 from jaxinfer.kv_transfer.fetch_client import FetchClient
 from jaxinfer.kv_transfer.job_server import JobServer
 from jaxinfer.kv_transfer.layout import BlockLayout, EngineCard
@@ -79,11 +79,7 @@ class ZmqConnector:
         self.server.finished(job, error)
 
     def drain(self) -> Future[None]:
-        if self.server is not None:
-            return self.server.drain()
-        nothing: Future[None] = Future()
-        nothing.set_result(None)
-        return nothing
+        return drained() if self.server is None else self.server.drain()
 
     def close(self) -> None:
         for end in (self.client, self.server):

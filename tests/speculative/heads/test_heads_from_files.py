@@ -51,6 +51,19 @@ def test_nothing_compiles_behind_the_warm_up(tmp_path: Path) -> None:
     assert drafted > 0
 
 
+@pytest.mark.slow
+@pytest.mark.feature("draft model speculation", "n > 1")
+def test_nothing_compiles_behind_the_warm_up_of_a_draft_model(tmp_path: Path) -> None:
+    """Choices that part in the middle of a block have it copied, in the draft model's cache too."""
+    model = str(write(tmp_path / "model"))
+    more = {"speculative.drafter": "model", "speculative.model": model, "speculative.max_drafts": 3}
+    llm = LLM(EngineConfig.load(model, {**SETTINGS, "compile.cache_dir": str(tmp_path / "compiled"), **more}))
+    params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=20, ignore_eos=True)
+    (output,) = llm.generate(["tell me about a"], params, progress=False)
+    assert len(output.outputs) == 3
+    assert llm.engine.core.stats.drafted_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
