@@ -220,30 +220,35 @@ def test_without_the_library_the_numbers_are_the_same(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(np.asarray(native.rows(w, jnp.array([74, 0]), jnp.float32)), w_OI[[74, 0]])
 
 
-THREADS = """
+DIGEST = """
 import os, sys
 os.sched_setaffinity(0, set(list(os.sched_getaffinity(0))[: int(sys.argv[1])]))
 import hashlib, jax, numpy as np
 from pallas_kernels.linear import native
 from tests.pallas_kernels.packed_cases import random_weight
-w, _ = random_weight(np.random.default_rng(0), "Q6_K", 500, 512)
-x = np.random.default_rng(1).normal(size=(300, 512)).astype(np.float32)
-print(hashlib.sha256(np.asarray(jax.jit(native.linear)(x, w)).tobytes()).hexdigest())
+digest = hashlib.sha256()
+for name in ("Q4_1", "Q6_K", "bf16"):
+    w, _ = random_weight(np.random.default_rng(0), name, 500, 512)
+    x = np.random.default_rng(1).normal(size=(300, 512)).astype(np.float32)
+    for linear in (native.linear, native.linear_int8):
+        for rows in (8, 300):
+            digest.update(np.asarray(jax.jit(linear)(x[:rows], w)).tobytes())
+print(digest.hexdigest())
 """
 
 
-def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
-    """XLA's pool has a thread per processor that the process may use."""
+def test_numbers_do_not_depend_on_threads_and_instructions() -> None:
+    """XLA's pool has a thread per processor that the process may use. Level 3 is AVX2, on any processor."""
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
     digests = {
         subprocess.run(
-            [sys.executable, "-c", THREADS, count],
-            env=environment,
+            [sys.executable, "-c", DIGEST, threads],
+            env={**environment, "JAXINFER_CPU_LEVEL": level},
             check=True,
             capture_output=True,
             text=True,
         ).stdout
-        for count in ("1", "2")
+        for threads, level in (("1", "4"), ("2", "4"), ("2", "3"))
     }
     assert len(digests) == 1

@@ -1,6 +1,7 @@
 #include "cpu.h"
 
 #include <cstdlib>
+#include <cstring>
 
 namespace jaxinfer {
 namespace {
@@ -14,8 +15,8 @@ Level detect() {
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
                   __builtin_cpu_supports("avx512bf16");
-  // The code of v4 is compiled from the same source, but nothing has run it yet: it has to be asked for.
-  return v4 && std::getenv("JAXINFER_CPU_AVX512") != nullptr ? Level::kV4 : Level::kV3;
+  const char* const most = std::getenv("JAXINFER_CPU_LEVEL");
+  return v4 && (most == nullptr || std::strcmp(most, "3") != 0) ? Level::kV4 : Level::kV3;
 }
 
 }  // namespace

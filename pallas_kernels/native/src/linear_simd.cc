@@ -10,15 +10,22 @@
 namespace jaxinfer::SIMD_NAMESPACE {
 namespace {
 
-// Sums fit the registers: 12 of 16 (AVX2), 12 of 32 (AVX-512; enough to hide the latency of two units).
-constexpr int kMaxRows = 12 / kVectors;
-// From so many rows on, codes are turned into floats once for all rows, not once for each group of rows.
-constexpr int64_t kUnpackRows = 6;
-// Unpacked codes that stay in the first-level cache while all groups of rows meet them.
-constexpr int kSliceInputs = 64;
+// Sums fit the registers: 12 of 16 (AVX2), 12 of 32 (AVX-512, whose registers are twice as wide; more rows were slower).
+// A code is turned into a float once for all rows of a group: with AVX2, more than three rows take half of the outputs
+// at a time, rather than the codes twice. (Six rows would fit too, but compilers then spill.)
+constexpr int kMaxSums = 12;
+constexpr int kMaxRows = kVectors == 4 ? 5 : 6;
+// Vectors of outputs at a time.
+template <int Rows>
+constexpr int kTogether = Rows * kVectors <= kMaxSums ? kVectors : 2;
+// From so many rows on, codes are turned into floats once for all rows, not once for each group of rows: what is saved
+// is then more than writing and reading the floats takes.
+constexpr int64_t kUnpackRows = 24;
+// What stays in the first-level cache while all groups of rows meet it: unpacked codes, and codes as they are.
+constexpr int kUnpackedInputs = 64, kPackedInputs = 512;
 
 template <int Rows>
-using Sums = Floats[Rows][kVectors];
+using Sums = Floats[Rows][kTogether<Rows>];
 
 // Unpacked: floats, one block after the other: [scale, minimum, codes of each input][lanes].
 template <class F>
@@ -40,12 +47,13 @@ struct Unpacked {
 };
 
 template <class Source, int Rows, class Period, int... K>
-JAXINFER_INLINE void add_period(Period period, const float* x, Sums<Rows>& sums, std::integer_sequence<int, K...>) {
+JAXINFER_INLINE void add_period(Period period, int first, const float* x, Sums<Rows>& sums,
+                                std::integer_sequence<int, K...>) {
   const auto add_input = [&](auto input) {
     constexpr int k = decltype(input)::value;
     JAXINFER_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      const Floats code = Source::template code<k>(period, v);
+    for (int v = 0; v < kTogether<Rows>; ++v) {
+      const Floats code = Source::template code<k>(period, first + v);
       JAXINFER_UNROLL
       for (int row = 0; row < Rows; ++row) sums[row][v] += code * x[k * Rows + row];
     }
@@ -53,28 +61,29 @@ JAXINFER_INLINE void add_period(Period period, const float* x, Sums<Rows>& sums,
   (add_input(std::integral_constant<int, K>{}), ...);
 }
 
-// Adds `blocks` blocks to y [Rows][lanes].  Not inlined: registers are allocated better.
+// Adds `blocks` blocks to y [Rows][lanes], for the vectors from `first` on.  Not inlined: registers are allocated better.
 template <class Source, int Rows>
-__attribute__((noinline)) void add_blocks(Source source, int64_t blocks, const float* x, const float* x_sums, float* y) {
+__attribute__((noinline)) void add_blocks(Source source, int first, int64_t blocks, const float* x, const float* x_sums,
+                                          float* y) {
   using Format = typename Source::Format;
   constexpr int kPeriod = Source::kPeriod;
   for (int64_t b = 0; b < blocks; ++b, x_sums += Rows) {
     Sums<Rows> sums;
     JAXINFER_UNROLL
     for (int row = 0; row < Rows; ++row)
-      for (int v = 0; v < kVectors; ++v)
+      for (int v = 0; v < kTogether<Rows>; ++v)
         sums[row][v] = Format::kOffset == 0 ? Floats{} : Floats{} - Format::kOffset * x_sums[row];
     for (int p = 0; p < Format::kBlock / kPeriod; ++p) {
-      source.prefetch(p);
-      add_period<Source, Rows>(source.period(p), x, sums, std::make_integer_sequence<int, kPeriod>{});
+      if (first == 0) source.prefetch(p);
+      add_period<Source, Rows>(source.period(p), first, x, sums, std::make_integer_sequence<int, kPeriod>{});
       x += kPeriod * Rows;
     }
     JAXINFER_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      const Floats scale = source.scale(v), minimum = source.minimum(v);
+    for (int v = 0; v < kTogether<Rows>; ++v) {
+      const Floats scale = source.scale(first + v), minimum = source.minimum(first + v);
       JAXINFER_UNROLL
       for (int row = 0; row < Rows; ++row) {
-        float* const at = y + row * kLanes + v * kWidth;
+        float* const at = y + row * kLanes + (first + v) * kWidth;
         Floats total = load<Floats>(at);
         if constexpr (Format::kScaled) {
           total += scale * sums[row][v];
@@ -94,7 +103,8 @@ JAXINFER_INLINE void add_group(const Source& source, int64_t first, int64_t bloc
   if constexpr (Rows > 0) {
     if (group.rows != Rows) return add_group<Source, Rows - 1>(source, first, blocks, group, y);
     const float* x = group.x + first * Source::Format::kBlock * Rows;
-    add_blocks<Source, Rows>(source, blocks, x, group.sums + first * Rows, y);
+    for (int v = 0; v < kVectors; v += kTogether<Rows>)
+      add_blocks<Source, Rows>(source, v, blocks, x, group.sums + first * Rows, y);
   }
 }
 
@@ -125,14 +135,14 @@ __attribute__((noinline)) void unpack_blocks(Packed<Format> source, int64_t bloc
 template <class Format>
 void tile_of(const uint8_t* tile, int64_t units, const PreparedGroup* groups, int64_t count, float* y_scratch,
              const TileOutput& out) {
-  constexpr int64_t kBlocks = kSliceInputs / Format::kBlock;
+  constexpr int64_t kBlocks = kUnpackedInputs / Format::kBlock;
   alignas(64) float unpacked[kBlocks * Unpacked<Format>::kBlockFloats];
   const int64_t blocks = units * (Format::kUnit / Format::kBlock);
   int64_t rows = 0;
   for (int64_t g = 0; g < count; ++g) rows += groups[g].rows;
   for (int64_t i = 0; i < rows * kLanes; ++i) y_scratch[i] = 0.0f;
   const bool unpack = rows >= kUnpackRows;
-  const int64_t slice = unpack ? kBlocks : blocks;
+  const int64_t slice = unpack ? kBlocks : kPackedInputs / Format::kBlock;
   for (int64_t first = 0; first < blocks; first += slice) {
     const int64_t now = slice < blocks - first ? slice : blocks - first;
     const Packed<Format> packed(tile, first);

@@ -1,6 +1,6 @@
 // The vector register of one instruction set. Everything else about SIMD is written with the compiler's vector
-// extension, so that all levels are the same source. v3 (AVX2) is tested on real processors; v4 (AVX-512) is only
-// compiled where the tests run on a processor without it.
+// extension, so that all levels are the same source. Where a processor has both, v4 (AVX-512) is used, and tests compare
+// its numbers with those of v3 (AVX2).
 #pragma once
 
 #include <immintrin.h>
