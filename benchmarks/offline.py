@@ -41,7 +41,7 @@ class Worker:
 
     @classmethod
     def start(cls, label: str, python: str, engine: str, model: str, dtype: str) -> "Worker":
-        errors = tempfile.TemporaryFile("w+", errors="replace")
+        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         process = subprocess.Popen(
             [python, str(HERE / "offline_worker.py"), engine, model, dtype],
             stdin=subprocess.PIPE,

@@ -28,9 +28,11 @@ class ModelConfig(Scope):
             GGUF's blocks quantized and 16-bit values in 16 bits, and kernels that read this form compute with the exact
             values; an error where such kernels do not exist. ``float``: expanded to the dtype the model computes in.
             ``auto``: ``stored`` where the kernel backend can.
-        activations: inputs of products with quantized weights. ``float``: as they are. ``int8``: rounded to 8 bits, a
-            scale per row and block of the weight, as most engines do with such weights: faster, and not exact. An error
-            where no kernels do that, or no weight is held quantized.
+        activations: inputs of products with weights that are held as stored. ``float``: as they are, in float32.
+            ``int8``, for quantized weights: rounded to 8 bits, a scale per row and block of the weight, as most engines
+            do with such weights. ``bfloat16``, for weights of that type: rounded to it, as GPUs and other engines
+            compute such models. Both are faster, and not exact. An error where no kernels do that, or no weight is held
+            so.
         max_model_len: tokens of prompt and output together; the model's own limit if absent.
         tokenizer: directory or file, if it is not the model's own; ``none`` for a model that is used by token ids only.
     """
@@ -39,7 +41,7 @@ class ModelConfig(Scope):
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["auto", "stored", "float"] = "auto"
-    activations: Literal["float", "int8"] = "float"
+    activations: Literal["float", "int8", "bfloat16"] = "float"
     max_model_len: int | None = Field(default=None, ge=2)
     tokenizer: str | None = None
 
@@ -259,10 +261,11 @@ class EngineConfig(Scope):
                 f"model.weights is 'stored' and parallel asks for {devices} devices: weights in the form in which a "
                 "checkpoint stores them are not spread over devices; allowed are auto and float"
             )
-        if devices > 1 and self.model.activations == "int8":
+        if devices > 1 and self.model.activations != "float":
             raise ValueError(
-                f"model.activations is 'int8' and parallel asks for {devices} devices: 8-bit activations need weights "
-                "in the form in which a checkpoint stores them, which are not spread over devices; allowed is float"
+                f"model.activations is {self.model.activations!r} and parallel asks for {devices} devices: rounded "
+                "activations need weights in the form in which a checkpoint stores them, which are not spread over "
+                "devices; allowed is float"
             )
         if devices > 1 and self.speculative.model is not None:
             raise ValueError(

@@ -70,6 +70,7 @@ class Ops:
         linear: ``linear``; takes weights as arrays, and packed in one of ``packed_formats``.
         rows: ``rows`` of ``linear``: looks rows of a weight up; takes the same weights.
         linear_int8: ``linear`` with 8-bit activations for quantized weights, which is not exact; None: there is none.
+        linear_bf16: ``linear`` with activations rounded to bfloat16 for weights of that type; None: there is none.
         rms_norm: ``rms_norm``.
         gate: ``gate``.
         packed_formats: formats of ``PackedWeight`` that are computed with as they are; empty: arrays only.
@@ -89,6 +90,7 @@ class Ops:
     truncated_draw: Callable[..., Draws] | None
     platform: Literal["cpu", "gpu"]
     linear_int8: Callable[..., jax.Array] | None = None
+    linear_bf16: Callable[..., jax.Array] | None = None
     rms_norm: Callable[..., tuple[jax.Array, jax.Array]] = rms_norm
     gate: Callable[..., jax.Array] = gate
     packed_formats: tuple[str, ...] = ()

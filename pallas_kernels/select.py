@@ -53,6 +53,7 @@ _NATIVE = replace(
     rope_kv_write=rope_kv_write_native.rope_kv_write,
     linear=linear_native.linear,
     linear_int8=linear_native.linear_int8,
+    linear_bf16=linear_native.linear_bf16,
     rows=linear_native.rows,
     rms_norm=rms_norm_native.rms_norm,
     gate=gate_native.gate,

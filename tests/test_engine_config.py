@@ -213,7 +213,7 @@ def test_bad_numbers_in_sizes(text):
         ),
         (
             {"parallel": {"expert": 2}, "model": {"activations": "int8"}},
-            "'int8' and parallel asks for 2 devices: 8-bit activations need weights in the form",
+            "'int8' and parallel asks for 2 devices: rounded activations need weights in the form",
         ),
         (
             {"parallel": {"tensor": 2, "expert": 2}, "speculative": {"drafter": "model", "model": "x"}},
@@ -237,6 +237,7 @@ def test_what_needs_one_device_is_told(overrides, message):
         },
         {"parallel.tensor": 2, "model.weights": "float"},
         {"model.activations": "int8"},
+        {"model.activations": "bfloat16"},
     ],
     ids=str,
 )

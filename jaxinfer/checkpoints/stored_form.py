@@ -44,6 +44,11 @@ class StoredForm:
         """Whether a part is held as quantized blocks."""
         return any(part.dtype is None for part in self.parts)
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Of the parts."""
+        return tuple(part.format for part in self.parts)
+
     def struct(self) -> PackedWeight:
         """The packed weight with shapes for arrays."""
         return stack([packed_struct(part.format, (part.rows, self.width)) for part in self.parts])

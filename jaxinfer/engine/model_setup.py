@@ -17,6 +17,7 @@ from jaxinfer.checkpoints.references import resolve_reference
 from jaxinfer.checkpoints.stored_form import StoredForm, stored_forms
 from jaxinfer.checkpoints.weight_map import WeightMap
 from jaxinfer.config import EngineConfig, ParallelConfig
+from jaxinfer.engine.activations import check_rounding, with_rounded_activations
 from jaxinfer.engine.memory import fit_blocks, measure_temporaries
 from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate, local_specs
 from jaxinfer.kv_cache.layout import KVCache, LayerKVSpec, group_layers
@@ -132,8 +133,8 @@ def set_up_model(
         _gpu_generation(jax.local_devices()[0]),
     )
     stored = parallel.num_devices == 1 and _keep_stored(config, ops)
-    if config.model.activations == "int8":
-        ops = _with_int8_activations(ops, stored)
+    if config.model.activations != "float":
+        ops = with_rounded_activations(ops, stored, config.model.activations)
     declared, _ = resolve_dtype(config.model.dtype, files.config, files.source)
     # Kernels that read weights as stored take activations in float32 and multiply in it.
     dtype = jnp.dtype(jnp.float32) if stored else compute_dtype(declared, jax.default_backend())
@@ -157,10 +158,7 @@ def set_up_model(
     if stored:
         names = _weight_map(files, model)
         forms = stored_forms(parts.shapes, parts.packable, names, files.source, declared, ops.packed_formats)
-    if config.model.activations == "int8" and not any(form.quantized for form in forms.values()):
-        raise ValueError(
-            "model.activations is 'int8', but no weight of this checkpoint is held quantized; allowed is float"
-        )
+    check_rounding(config.model.activations, forms)
     structs = {path: form.struct() for path, form in forms.items()}
     windows, groups = group_layers(kv_specs(model))
     return ModelSetup(
@@ -218,17 +216,6 @@ def _keep_stored(config: EngineConfig, ops: Ops) -> bool:
             "model.weights is 'stored', but the kernels that were chosen read arrays only; allowed are auto and float"
         )
     return config.model.weights != "float" and bool(ops.packed_formats)
-
-
-def _with_int8_activations(ops: Ops, stored: bool) -> Ops:
-    if not stored or ops.linear_int8 is None:
-        why = (
-            "model.weights is 'float'"
-            if ops.linear_int8
-            else "the kernels that were chosen do not round them"
-        )
-        raise ValueError(f"model.activations is 'int8', but {why}; allowed is float")
-    return replace(ops, linear=ops.linear_int8)
 
 
 def _weight_map(files: ModelFiles, model: TransformerConfig) -> WeightMap:

@@ -3,6 +3,8 @@
 Where the library is absent, packed weights are unpacked inside the program: right, but slow.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,17 @@ from numpy.typing import NDArray
 from pallas_kernels.linear import int8, xla_cpu
 from pallas_kernels.linear.formats import FORMATS
 from pallas_kernels.linear.packed import PackedWeight, unpack
-from pallas_kernels.native.library import available
+from pallas_kernels.native.library import available, cpu_level
 
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+Activations = Literal["float", "int8", "bfloat16"]
+CODES: dict[Activations, int] = {"float": 0, "int8": 1, "bfloat16": 2}
+"""Of the library."""
+
+
+def products_of_bfloat16() -> bool:
+    """Whether the library has instructions for products of bfloat16; else ``linear_bf16`` is slower than ``linear``."""
+    return available()[0] and cpu_level() >= 4
 
 
 def supports(
@@ -46,7 +56,7 @@ def linear(
     Raises:
         ValueError: a packed weight that does not fit x, or a dtype that is not served.
     """
-    return _linear(x_TI, w_OI, bias_O, out_dtype, int8_activations=False)
+    return _linear(x_TI, w_OI, bias_O, out_dtype, "float")
 
 
 def linear_int8(
@@ -61,7 +71,22 @@ def linear_int8(
     Raises:
         ValueError: as ``linear``.
     """
-    return _linear(x_TI, w_OI, bias_O, out_dtype, int8_activations=True)
+    return _linear(x_TI, w_OI, bias_O, out_dtype, "int8")
+
+
+def linear_bf16(
+    x_TI: jax.Array,
+    w_OI: PackedWeight | jax.Array,
+    bias_O: jax.Array | None = None,
+    *,
+    out_dtype: jnp.dtype | None = None,
+) -> jax.Array:
+    """``linear`` with x rounded to bfloat16 where all of w is packed bfloat16, sums in float32.
+
+    Raises:
+        ValueError: as ``linear``.
+    """
+    return _linear(x_TI, w_OI, bias_O, out_dtype, "bfloat16")
 
 
 def _linear(
@@ -69,8 +94,7 @@ def _linear(
     w_OI: PackedWeight | jax.Array,
     bias_O: jax.Array | None,
     out_dtype: jnp.dtype | None,
-    *,
-    int8_activations: bool,
+    activations: Activations,
 ) -> jax.Array:
     ok, reason = supports(x_TI, w_OI, bias_O, out_dtype=out_dtype)
     if not ok:
@@ -79,12 +103,14 @@ def _linear(
         return xla_cpu.linear(x_TI, w_OI, bias_O, out_dtype=out_dtype)
     dtype = out_dtype or x_TI.dtype
     if not available()[0]:
-        if int8_activations:
+        if activations == "int8":
             return int8.linear(x_TI, w_OI, bias_O, out_dtype=dtype)
+        if activations == "bfloat16" and set(w_OI.formats) == {"bf16"}:
+            x_TI = x_TI.astype(jnp.bfloat16)
         return xla_cpu.linear(x_TI.astype(jnp.float32), unpack(w_OI), bias_O).astype(dtype)
     bias = jnp.zeros(0, jnp.float32) if bias_O is None else bias_O.astype(jnp.float32)
     call = jax.ffi.ffi_call("jaxinfer_linear", jax.ShapeDtypeStruct((x_TI.shape[0], w_OI.shape[0]), dtype))
-    return call(x_TI, bias, *w_OI.data, **_attributes(w_OI), int8_activations=int8_activations)
+    return call(x_TI, bias, *w_OI.data, **_attributes(w_OI), activations=np.int64(CODES[activations]))
 
 
 def rows(w: PackedWeight | jax.Array, token_ids_T: jax.Array, dtype: jnp.dtype) -> jax.Array:

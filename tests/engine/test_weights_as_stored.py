@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType as Type
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import EngineConfig
+from jaxinfer.engine import activations as activations_module
 from jaxinfer.engine.build import load_weights, set_up_model
 from pallas_kernels.linear.packed import PackedWeight
 from pallas_kernels.native.library import available
@@ -127,11 +128,20 @@ def test_stored_needs_kernels_that_can(tmp_path):
 
 
 @needs_library
-@pytest.mark.feature("GGUF", "int8 activations", "chunked prefill", "logprobs")
-@pytest.mark.parametrize("mixture", MIXTURES)
-def test_int8_activations_are_near_and_do_not_depend_on_neighbours(tmp_path, mixture):
+@pytest.mark.feature("GGUF", "chunked prefill", "logprobs")
+@pytest.mark.parametrize(
+    ("mixture", "activations"),
+    [
+        *(
+            pytest.param(MIXTURES[name], "int8", marks=pytest.mark.feature("int8 activations"), id=name)
+            for name in MIXTURES
+        ),
+        pytest.param({"": "BF16"}, "bfloat16", marks=pytest.mark.feature("bf16 activations"), id="BF16"),
+    ],
+)
+def test_rounded_activations_are_near_and_do_not_depend_on_neighbours(tmp_path, mixture, activations):
     """Log-probabilities near those of exact activations; alone, and in chunks beside others: the same bits."""
-    reference = save(tmp_path, MIXTURES[mixture])
+    reference = save(tmp_path, mixture)
     params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0, logprobs=1)
     prompts = [{"prompt_token_ids": np.random.default_rng(n).integers(3, V, n).tolist()} for n in (13, 5, 9)]
 
@@ -141,9 +151,7 @@ def test_int8_activations_are_near_and_do_not_depend_on_neighbours(tmp_path, mix
             for o in outputs
         ]
 
-    rounded, exact = (
-        LLM(settings(reference, "stored", "native", activations)) for activations in ("int8", "float")
-    )
+    rounded, exact = (LLM(settings(reference, "stored", "native", how)) for how in (activations, "float"))
     together = scores(rounded.generate(prompts, params, progress=False))
     alone = [scores(rounded.generate([prompt], params, progress=False))[0] for prompt in prompts]
     assert together == alone
@@ -166,7 +174,16 @@ def test_int8_activations_need_quantized_weights_and_kernels(tmp_path, backend, 
 
 
 @needs_library
-def test_int8_activations_of_a_checkpoint_without_quantized_weights_are_an_error(tmp_path):
+@pytest.mark.parametrize(("activations", "held"), [("int8", "quantized"), ("bfloat16", "in bfloat16")])
+def test_rounded_activations_of_a_checkpoint_without_such_weights_are_an_error(tmp_path, activations, held):
     reference = save(tmp_path, {"": "F16"})
-    with pytest.raises(ValueError, match="no weight of this checkpoint is held quantized"):
-        set_up_model(settings(reference, "auto", "native", "int8"))
+    with pytest.raises(ValueError, match=f"'{activations}', but no weight of this checkpoint is held {held}"):
+        set_up_model(settings(reference, "auto", "native", activations))
+
+
+@needs_library
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_activations_warn_where_they_gain_nothing(tmp_path, monkeypatch, caplog, fast):
+    monkeypatch.setattr(activations_module, "products_of_bfloat16", lambda: fast)
+    set_up_model(settings(save(tmp_path, {"": "BF16"}), "auto", "native", "bfloat16"))
+    assert ("no such products: float is faster" in caplog.text) == (not fast)

@@ -73,7 +73,7 @@ int main() {
   if (cpu_level() == Level::kNone) return 2;
   bool good = true;
   int cases = 0;
-  for (const LinearKernels* kernels : {&linear_kernels(), &linear_int8_kernels()})
+  for (const LinearKernels* kernels : {&linear_kernels(), &linear_int8_kernels(), &linear_bf16_kernels()})
     for (int format = kernels->first_format; format < kernels->formats; ++format) {
       const bool dense = format < 3;
       for (int64_t rows : {0, 1, 2, 3, 7, 130})

@@ -230,7 +230,7 @@ digest = hashlib.sha256()
 for name in ("Q4_1", "Q6_K", "bf16"):
     w, _ = random_weight(np.random.default_rng(0), name, 500, 512)
     x = np.random.default_rng(1).normal(size=(300, 512)).astype(np.float32)
-    for linear in (native.linear, native.linear_int8):
+    for linear in (native.linear, native.linear_int8, native.linear_bf16):
         for rows in (8, 300):
             digest.update(np.asarray(jax.jit(linear)(x[:rows], w)).tobytes())
 print(digest.hexdigest())

@@ -49,7 +49,7 @@ ffi::ErrorOr<std::vector<LinearPart>> parts_of(const ffi::RemainingArgs& weights
 }
 
 ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> bias, ffi::RemainingArgs weights,
-                  ffi::Result<ffi::AnyBuffer> y, Sizes formats, Sizes sizes, bool int8_activations) {
+                  ffi::Result<ffi::AnyBuffer> y, Sizes formats, Sizes sizes, int64_t activations) {
   const std::optional<Float> x_type = float_type(x.element_type()), y_type = float_type(y->element_type());
   if (!x_type || !y_type) return ffi::Error::InvalidArgument("linear: x and y must be float32, bfloat16 or float16");
   if (x.dimensions().size() != 2 || y->dimensions().size() != 2)
@@ -62,8 +62,9 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> 
   if (y->dimensions()[0] != rows || y->dimensions()[1] != outputs ||
       (has_bias && static_cast<int64_t>(bias.element_count()) != outputs))
     return ffi::Error::InvalidArgument("linear: the shapes of x, bias, weights and y do not fit");
-  const LinearKernels& int8 = linear_int8_kernels();
-  const LinearKernels& kernels = int8_activations && serves(int8, parts.value()) ? int8 : linear_kernels();
+  if (activations < 0 || activations > 2) return ffi::Error::InvalidArgument("linear: unknown activations");
+  const LinearKernels& asked = activations == 1 ? linear_int8_kernels() : activations == 2 ? linear_bf16_kernels() : linear_kernels();
+  const LinearKernels& kernels = serves(asked, parts.value()) ? asked : linear_kernels();
   HelpedParallel parallel(pool.num_threads());
   linear_run(kernels, parallel,
              {x.untyped_data(), *x_type, rows, inputs, parts.value(), has_bias ? bias.typed_data() : nullptr,
@@ -96,7 +97,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxinfer_linear, linear,
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<Sizes>("formats")
                                   .Attr<Sizes>("sizes")
-                                  .Attr<bool>("int8_activations"));
+                                  .Attr<int64_t>("activations"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxinfer_linear_rows, rows,
                               ffi::Ffi::Bind()

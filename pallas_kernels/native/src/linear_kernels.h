@@ -19,7 +19,8 @@ struct FormatInfo {
 
 // A few rows of activations as the kernel of a format wants them.
 struct PreparedGroup {
-  // float32 [inputs padded to units][rows], scaled by the powers of two of the format's codes; or int8 [blocks][rows][block]
+  // float32 [inputs padded to units][rows], scaled by the powers of two of the format's codes; or int8 [blocks][rows][block];
+  // or bfloat16 [pairs of inputs][rows][2]
   const float* x;
   const float* sums;  // [blocks][rows] of the unscaled activations; or [blocks][2][rows]: scales of the int8 values, sums
   int rows;
@@ -56,10 +57,12 @@ struct LinearKernels {
 namespace v3 {
 const LinearKernels& linear_kernels();
 const LinearKernels& linear_int8_kernels();
+const LinearKernels& linear_bf16_kernels();
 }  // namespace v3
 namespace v4 {
 const LinearKernels& linear_kernels();
 const LinearKernels& linear_int8_kernels();
+const LinearKernels& linear_bf16_kernels();
 }  // namespace v4
 
 }  // namespace jaxinfer

@@ -87,6 +87,10 @@ const LinearKernels& linear_int8_kernels() {
   return cpu_level() == Level::kV4 ? v4::linear_int8_kernels() : v3::linear_int8_kernels();
 }
 
+const LinearKernels& linear_bf16_kernels() {
+  return cpu_level() == Level::kV4 ? v4::linear_bf16_kernels() : v3::linear_bf16_kernels();
+}
+
 bool serves(const LinearKernels& kernels, const std::vector<LinearPart>& parts) {
   return std::all_of(parts.begin(), parts.end(), [&](const LinearPart& part) {
     return kernels.first_format <= part.format && part.format < kernels.formats;

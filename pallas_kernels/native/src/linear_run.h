@@ -35,10 +35,11 @@ struct LinearCall {
   Float y_dtype;
 };
 
-// The kernels of this processor: with float32 activations, and with activations that are rounded to 8 bits, which serve
-// quantized weights only.
+// The kernels of this processor: with float32 activations; with activations that are rounded to 8 bits, which serve
+// quantized weights only; and rounded to bfloat16, which serve weights of that type only.
 const LinearKernels& linear_kernels();
 const LinearKernels& linear_int8_kernels();
+const LinearKernels& linear_bf16_kernels();
 
 // Whether kernels serve the formats of all parts.
 bool serves(const LinearKernels& kernels, const std::vector<LinearPart>& parts);
