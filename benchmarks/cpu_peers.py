@@ -36,8 +36,7 @@ class Entry:
     """An engine under measurement.
 
     Attributes:
-        precision: what is asked of the engine as its dtype; for this engine a value of ``model.weights``, or
-            "int8" (see ``offline_worker``).
+        precision: what is asked of the engine as its dtype; for this engine see ``offline_worker``.
         serving_python: what its server is started with; None: it is measured without one.
     """
 
@@ -56,8 +55,9 @@ def entries(arguments: argparse.Namespace, gguf: str, copy: str) -> list[Entry]:
     own = arguments.python
     found = [
         Entry("jaxinfer Q4_1", "jaxinfer", own, gguf, "stored", own),
-        Entry("jaxinfer Q4_1, int8", "jaxinfer", own, gguf, "int8", own),
+        Entry("jaxinfer Q4_1, int8", "jaxinfer", own, gguf, "stored:int8", own),
         Entry("jaxinfer bf16", "jaxinfer", own, copy, "stored", own),
+        Entry("jaxinfer bf16, bf16", "jaxinfer", own, copy, "stored:bfloat16", own),
     ]
     if arguments.xla:
         found.append(Entry("jaxinfer XLA", "jaxinfer", own, gguf, "float", own))

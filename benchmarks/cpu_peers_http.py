@@ -131,8 +131,17 @@ def command(engine: str, python: str, model: str, dtype: str, slots: int) -> lis
     address = ["--host", "127.0.0.1", "--port", "{port}"]
     if engine == "jaxinfer":
         code = "from serve.cli import main; main()"
-        held = ["stored", "--model.activations", "int8"] if dtype == "int8" else [dtype]
-        options = ["--model.weights", *held, "--model.max_model_len", "2048", "--cache.memory", "1GiB"]
+        weights, _, activations = dtype.partition(":")
+        options = [
+            "--model.weights",
+            weights,
+            "--model.activations",
+            activations or "float",
+            "--model.max_model_len",
+            "2048",
+            "--cache.memory",
+            "1GiB",
+        ]
         return [python, "-c", code, "serve", "--config", model, *options, "--server.port", "{port}"]
     if engine == "vllm":
         module = "vllm.entrypoints.openai.api_server"

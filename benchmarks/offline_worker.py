@@ -14,12 +14,12 @@ from workloads import Job, workload
 
 
 def jaxinfer_engine(model: str, dtype: str) -> Run:
-    """``dtype`` is one, or a value of ``model.weights``, or "int8": stored weights and activations of 8 bits."""
+    """``dtype`` is one, or a value of ``model.weights``, or "stored:" and one of ``model.activations``."""
     from jaxinfer import LLM, SamplingParams
 
     held = {"weights": dtype} if dtype in ("stored", "float") else {"dtype": dtype}
-    if dtype == "int8":
-        held = {"weights": "stored", "activations": "int8"}
+    if dtype.startswith("stored:"):
+        held = {"weights": "stored", "activations": dtype.removeprefix("stored:")}
     llm = LLM(model, **held, max_model_len=2048, memory="1GiB", prefix_caching=False)
 
     def run(jobs: list[Job]) -> None:
