@@ -92,17 +92,22 @@ class SparseMLP(nnx.Module):
             weight_TX = weight_TX / jnp.maximum(jnp.sum(weight_TX, axis=-1, keepdims=True), SMALLEST_SUM)
         return weight_TX * moe.weight_scale, expert_TX
 
-    def __call__(self, x_TD: jax.Array, valid_T: jax.Array) -> jax.Array:
-        """Output ``[T, D]``; rows where ``valid_T`` is False reach no expert and give 0."""
+    def __call__(self, x_TD: jax.Array, valid_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Output ``[T, D]``, and the rows that each of all experts got, int32 ``[E]``.
+
+        Rows where ``valid_T`` is False reach no expert and give 0.
+        """
         T, D = x_TD.shape
         E, X = self.experts.down.shape[0], self.moe.experts_per_token
         weight_TX, expert_TX = self.route(x_TD)
-        expert_TX = expert_TX - self.ops.shards.index("experts") * E
+        rows_E = self._count(expert_TX, valid_T)
+        first = self.ops.shards.index("experts") * E
+        sizes_E = jax.lax.dynamic_slice_in_dim(rows_E, first, E)
+        expert_TX = expert_TX - first
         mine_TX = valid_T[:, None] & (expert_TX >= 0) & (expert_TX < E)
         # Padding, and experts of other devices, go to one that does not exist: it sorts last and belongs to no group.
         expert_A = jnp.where(mine_TX, expert_TX, E).reshape(T * X)
         order_A = jnp.argsort(expert_A, stable=True)
-        sizes_E = jnp.zeros((E,), jnp.int32).at[expert_A].add(1, mode="drop")
 
         h_AF = self.ops.grouped_matmul(x_TD[order_A // X], self.experts.gate_up[...], sizes_E)
         y_AD = self.ops.grouped_matmul(self.ops.gate(h_AF, self.activation), self.experts.down[...], sizes_E)
@@ -113,7 +118,15 @@ class SparseMLP(nnx.Module):
         weight_TX = jnp.where(mine_TX, weight_TX, 0.0)
         y_TD = jnp.sum(y_TXD * weight_TX[..., None], axis=1).astype(x_TD.dtype)
         y_TD = self.ops.shards.sum(y_TD, "experts", "expert_mlp")
-        return y_TD if self.shared is None else y_TD + jnp.where(valid_T[:, None], self.shared(x_TD), 0)
+        if self.shared is not None:
+            y_TD = y_TD + jnp.where(valid_T[:, None], self.shared(x_TD), 0)
+        return y_TD, rows_E
+
+    def _count(self, expert_TX: jax.Array, valid_T: jax.Array) -> jax.Array:
+        """Rows of each of all experts, int32 ``[E]``; padding does not count."""
+        E = self.moe.num_experts
+        chosen_TX = jnp.where(valid_T[:, None], expert_TX, E)
+        return jnp.zeros((E,), jnp.int32).at[chosen_TX.reshape(-1)].add(1, mode="drop")
 
 
 def _within_groups(choice_TE: jax.Array, groups: ExpertGroups) -> jax.Array:

@@ -1,5 +1,6 @@
 """Every model family on several devices: loading from a checkpoint, tokens and log-probabilities."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ def generate(folder: Path, case: str, **parallel: Any) -> list[tuple[list[int], 
     llm = LLM(options.pop("config"), **options)
     prompts = [{"prompt_token_ids": list(prompt(length, seed=length))} for length in (19, 5)]
     outputs = llm.generate([p for p in prompts for _ in PARAMS], PARAMS * len(prompts))
+    stats, chosen = llm.engine.core.stats, json.loads((folder / "config.json").read_text())
+    assert bool(stats.sparse_layers) == ("num_experts_per_tok" in chosen)
+    for tokens_E in stats.expert_tokens_LE:
+        assert tokens_E.sum() == chosen["num_experts_per_tok"] * stats.computed_tokens
     choices = [output.outputs[0] for output in outputs]
     return [
         (c.token_ids, [{t: entry.logprob for t, entry in position.items()} for position in c.logprobs or []])
