@@ -33,9 +33,10 @@ def engine_of(model: TinyModel, tokenizer: Tokenizer | None = None, **options: A
     return model.engine(settings, tokenizer=tokenizer, one_bucket=True)
 
 
-@pytest.fixture(scope="module")
-def shared() -> TinyModel:
-    return sparse_model(make_layout(jax.devices(), tensor=2, expert=2))
+@pytest.fixture(scope="module", params=[None, pytest.param(8, marks=pytest.mark.slow)])
+def shared(request: pytest.FixtureRequest) -> TinyModel:
+    """Its parameter: the rows from which on the devices exchange them in sparse layers."""
+    return sparse_model(make_layout(jax.devices(), 2, 2, request.param))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,16 @@ def test_drafts(shared: TinyModel, expected: list[Seen]) -> None:
     for output, want in zip(run(engine, JOBS), expected, strict=True):
         Seen.of(output).assert_close(want, BOUND)
     assert engine.core.stats.drafted_tokens > 0
+
+
+@pytest.mark.feature(*PAIRED, "token exchange", "chunked prefill", "overlap", "preemption", "sampling")
+def test_exchanged_rows(expected: list[Seen]) -> None:
+    engine = engine_of(
+        sparse_model(make_layout(jax.devices(), 2, 2, 8)), num_blocks=14, prefix_caching=False, chunk_size=5
+    )
+    for output, want in zip(run(engine, JOBS), expected, strict=True):
+        Seen.of(output).assert_close(want, BOUND)
+    assert engine.core.stats.preemptions > 0
 
 
 @pytest.mark.feature(*PAIRED[:2], "structured output")
