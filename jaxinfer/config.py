@@ -136,16 +136,25 @@ class ParallelConfig(Scope):
         expert: devices, times ``tensor``, that share the experts of sparse layers; they also share all else.
         pipeline: stages of consecutive layers, each on ``tensor`` x ``expert`` devices of its own.
         stage_layers: layers of each stage; absent: as even as possible.
+        exchange_rows: in programs of so many tokens and more, the devices along ``expert`` split the tokens of sparse
+            layers and send them to the devices of their experts; absent: none do.
     """
 
     tensor: int = Field(default=1, ge=1)
     expert: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
     stage_layers: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    exchange_rows: int | None = Field(default=None, ge=1)
 
     @property
     def num_devices(self) -> int:
         return self.tensor * self.expert * self.pipeline
+
+    @model_validator(mode="after")
+    def _exchange_needs_others(self) -> Self:
+        if self.exchange_rows is not None and self.expert == 1:
+            raise ValueError("exchange_rows is set, but expert is 1: nobody is there to exchange tokens with")
+        return self
 
     @model_validator(mode="after")
     def _layers_of_every_stage(self) -> Self:

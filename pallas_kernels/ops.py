@@ -26,12 +26,32 @@ class Shards(Protocol):
         """Which share of a logical axis this device holds."""
         ...
 
-    def sum(self, x: jax.Array, *names: str | None) -> jax.Array:
-        """The sum of what the devices hold that share these logical axes."""
+    def sum(self, x: jax.Array, *names: str | None, split_rows: bool = False) -> jax.Array:
+        """The sum of what the devices hold that share these logical axes.
+
+        Args:
+            split_rows: each gets its own rows only.
+        """
         ...
 
     def join(self, x: jax.Array, name: str | None) -> jax.Array:
         """The shares of a logical axis, one behind the other along the last dimension."""
+        ...
+
+    def splits(self, rows: int) -> bool:
+        """Whether the devices that share experts split the rows of sparse layers, in a program of so many rows."""
+        ...
+
+    def own_rows(self, x: jax.Array) -> jax.Array:
+        """This device's rows of what all have."""
+        ...
+
+    def join_rows(self, x: jax.Array) -> jax.Array:
+        """The rows of all devices."""
+        ...
+
+    def exchange_rows(self, x: jax.Array, send_N: jax.Array, receive_N: jax.Array) -> jax.Array:
+        """Sends block d of N blocks of rows to device d, of each the first ``send_N`` rows; see ``sharding.rows``."""
         ...
 
 
@@ -48,10 +68,22 @@ class OneDevice:
     def index(self, name: str | None) -> jax.Array | int:
         return 0
 
-    def sum(self, x: jax.Array, *names: str | None) -> jax.Array:
+    def sum(self, x: jax.Array, *names: str | None, split_rows: bool = False) -> jax.Array:
         return x
 
     def join(self, x: jax.Array, name: str | None) -> jax.Array:
+        return x
+
+    def splits(self, rows: int) -> bool:
+        return False
+
+    def own_rows(self, x: jax.Array) -> jax.Array:
+        return x
+
+    def join_rows(self, x: jax.Array) -> jax.Array:
+        return x
+
+    def exchange_rows(self, x: jax.Array, send_N: jax.Array, receive_N: jax.Array) -> jax.Array:
         return x
 
 

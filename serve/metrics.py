@@ -51,6 +51,8 @@ _NOT_IN_VLLM = frozenset(
         "kv_jobs",
         "kv_job_failures",
         "spec_decode_lossy",
+        "expert_tokens",
+        "expert_peak_tokens",
     )
 )
 
@@ -195,6 +197,19 @@ class EngineFamilies:
         for position, count in enumerate(snapshot.accepted_by_depth or (0,)):
             accepted.add_metric((*self._labels, str(position)), count)
         yield accepted
+        if snapshot.expert_tokens:
+            yield from self._experts(snapshot, prefix)
+
+    def _experts(self, snapshot: EngineSnapshot, prefix: str) -> Iterator[Metric]:
+        """One series per expert and one per layer: a series for each expert of each layer would be thousands."""
+        for name, label, values in (
+            ("expert_tokens", "expert", enumerate(snapshot.expert_tokens)),
+            ("expert_peak_tokens", "layer", snapshot.expert_peak_tokens.items()),
+        ):
+            family = CounterMetricFamily(prefix + name, _HELP[name], labels=(*LABELS, label))
+            for number, rows in values:
+                family.add_metric((*self._labels, str(number)), rows)
+            yield family
 
 
 class ServerMetrics(Collector):
@@ -280,6 +295,8 @@ _HELP = {
     "kv_fetch_seconds": "Time from asking for the blocks of a prompt to the end, of all that ended.",
     "kv_jobs": "Prompts that other engines asked for.",
     "kv_job_failures": "Prompts that other engines asked for and that failed, or that nobody wanted any more.",
+    "expert_tokens": "Tokens that experts got, once for each sparse layer, by the number of the expert.",
+    "expert_peak_tokens": "Tokens of the busiest expert of each step, added up, by layer.",
     "compilations": "Programs compiled after warm-up; there should be none.",
     "time_to_first_token_seconds": "From the arrival of a call to the first token of a request.",
     "inter_token_latency_seconds": "Between two tokens of a choice.",

@@ -13,6 +13,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from sharding.rows import RowExchange, exchange
+
 
 @dataclass(frozen=True)
 class Part:
@@ -45,10 +47,12 @@ class AxisRules:
     Attributes:
         mesh_axes: mesh axes by logical axis, the outermost first; a logical axis that is absent is whole everywhere.
         sizes: devices along each mesh axis.
+        row_exchange: None: the devices that share the experts all compute with all rows.
     """
 
     mesh_axes: tuple[tuple[str, tuple[str, ...]], ...]
     sizes: tuple[tuple[str, int], ...]
+    row_exchange: RowExchange | None = None
 
     def over(self, name: str | None) -> tuple[str, ...]:
         """The mesh axes that a logical axis is really spread over."""
@@ -100,15 +104,50 @@ class AxisRules:
         over = self.over(name)
         return lax.axis_index(over) if over else 0
 
-    def sum(self, x: jax.Array, *names: str | None) -> jax.Array:
-        """The sum of what the devices hold that share these logical axes."""
+    def sum(self, x: jax.Array, *names: str | None, split_rows: bool = False) -> jax.Array:
+        """The sum of what the devices hold that share these logical axes.
+
+        Args:
+            split_rows: each gets only its own rows, see ``splits``.
+        """
         over = tuple(dict.fromkeys(axis for name in names for axis in self.over(name)))
+        if split_rows:
+            axis = self._row_axis
+            assert axis in over, "the devices that split the rows hold the same sum"
+            x = lax.psum_scatter(x, axis, scatter_dimension=0, tiled=True)
+            over = tuple(name for name in over if name != axis)
         return lax.psum(x, over) if over else x
 
     def join(self, x: jax.Array, name: str | None) -> jax.Array:
         """The shares of a logical axis, one behind the other along the last dimension."""
         over = self.over(name)
         return lax.all_gather(x, over, axis=x.ndim - 1, tiled=True) if over else x
+
+    # ---- inside a program: rows
+
+    def splits(self, rows: int) -> bool:
+        """Whether the devices that share the experts split the rows of sparse layers, in a program of so many rows."""
+        devices, how = self.size("experts"), self.row_exchange
+        return how is not None and devices > 1 and rows >= how.least_rows and rows % devices == 0
+
+    def own_rows(self, x: jax.Array) -> jax.Array:
+        """This device's rows of what all have."""
+        rows = x.shape[0] // self.size("experts")
+        return lax.dynamic_slice_in_dim(x, rows * self.index("experts"), rows)
+
+    def join_rows(self, x: jax.Array) -> jax.Array:
+        """The rows of all devices."""
+        return lax.all_gather(x, self._row_axis, axis=0, tiled=True)
+
+    def exchange_rows(self, x: jax.Array, send_N: jax.Array, receive_N: jax.Array) -> jax.Array:
+        """Sends blocks of rows to the devices that share the experts; see ``rows.exchange``."""
+        assert self.row_exchange is not None, "rows are not split"
+        return exchange(x, send_N, receive_N, self._row_axis, ragged=self.row_exchange.ragged)
+
+    @property
+    def _row_axis(self) -> str:
+        (axis,) = self.over("experts")
+        return axis
 
     # ---- parts
 

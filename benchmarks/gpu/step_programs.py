@@ -173,7 +173,7 @@ class Step:
         for segment in parts.segments:
             span = slice(segment.first, segment.first + segment.num_layers)
             run = programs.segments[segment.kind]
-            x_TD, cache[span] = run(leaves(segment.paths), tuple(cache[span]), x_TD, ropes, batch)
+            x_TD, cache[span], _ = run(leaves(segment.paths), tuple(cache[span]), x_TD, ropes, batch)
         state.cache = tuple(cache)
         state.hidden_XD = programs.store(state.hidden_XD, x_TD)
         logits_PV = programs.head(leaves(parts.head_paths), state.hidden_XD, self.index_P)

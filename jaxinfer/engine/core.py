@@ -256,6 +256,8 @@ class EngineCore:
         result = oldest.handle.result()
         ready = time.monotonic()
         moves = self._committer.commit(oldest.plan, result, oldest.usable)
+        if result.experts is not None:
+            self.stats.routed(result.experts.layers, result.experts.rows_LE)
         if moves:
             self._runner.move(moves)
         self.stats.committed(oldest.timing, ready, time.monotonic())

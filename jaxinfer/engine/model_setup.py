@@ -118,9 +118,18 @@ def set_up_model(
     parallel = config.parallel
     pulls = config.disaggregation.decodes and config.disaggregation.transport == "jax"
     devices = shared_devices(parallel.num_devices)
-    layouts = make_layouts(devices, parallel.tensor, parallel.expert, parallel.pipeline, committed=pulls)
+    layouts = make_layouts(
+        devices,
+        parallel.tensor,
+        parallel.expert,
+        parallel.pipeline,
+        committed=pulls,
+        exchange_from=parallel.exchange_rows,
+    )
     files = open_model(resolve_reference(config.model.reference, config.model.sha256))
     model = parse_config(files.config)
+    if parallel.exchange_rows is not None and model.moe is None:
+        raise ValueError("parallel.exchange_rows is set, but the model has no experts to exchange tokens for")
     max_model_len = config.model.max_model_len or min(model.max_position, longest or model.max_position)
     if max_model_len > model.max_position:
         raise ValueError(

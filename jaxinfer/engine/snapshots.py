@@ -51,6 +51,8 @@ def take_snapshot(
         step_device_seconds=stats.device_seconds,
         compilations=compilations.count,
         steps_by_tokens=tuple(stats.steps_by_tokens),
+        expert_tokens=tuple(stats.expert_tokens_LE.sum(axis=0).tolist()),
+        expert_peak_tokens=dict(zip(stats.sparse_layers, stats.expert_peak_tokens_L.tolist())),
         transfers=TransferStats() if core.remote is None else replace(core.remote.stats),
         steps=tuple(stats.records) if steps is None else tuple(steps),
     )

@@ -66,9 +66,14 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(h, *norm) if config.qk_norm else None
 
     def __call__(
-        self, x_TD: jax.Array, rope: tuple[jax.Array, jax.Array], kv: LayerKV, batch: ForwardBatch
+        self,
+        x_TD: jax.Array,
+        rope: tuple[jax.Array, jax.Array],
+        kv: LayerKV,
+        batch: ForwardBatch,
+        split_rows: bool = False,
     ) -> tuple[jax.Array, LayerKV]:
-        """Output ``[T, D]`` and the cache of this layer with the K and V of the step."""
+        """Output ``[T, D]``, or this device's rows of it, and the cache of this layer with the K and V of the step."""
         T = x_TD.shape[0]
         H, K, h = self.heads
         q_THh, k_NKSh, v_NKSh = self.ops.rope_kv_write(
@@ -98,4 +103,5 @@ class Attention(nnx.Module):
             v_scale_K=kv.v_scale_K if quantized else None,
             ancestors_TU=batch.ancestors_TU,
         )
-        return self.output(out_THh.reshape(T, H * h)), LayerKV(k_NKSh, v_NKSh, kv.k_scale_K, kv.v_scale_K)
+        y_TD = self.output(out_THh.reshape(T, H * h), split_rows=split_rows)
+        return y_TD, LayerKV(k_NKSh, v_NKSh, kv.k_scale_K, kv.v_scale_K)

@@ -86,9 +86,16 @@ class LatentAttention(nnx.Module):
         self.output = linear(H * latent.value_dim, D, ("embed", "heads"), config.output_bias)
 
     def __call__(
-        self, x_TD: jax.Array, rope: tuple[jax.Array, jax.Array], kv: LayerKV, batch: ForwardBatch
+        self,
+        x_TD: jax.Array,
+        rope: tuple[jax.Array, jax.Array],
+        kv: LayerKV,
+        batch: ForwardBatch,
+        split_rows: bool = False,
     ) -> tuple[jax.Array, LayerKV]:
-        """Output ``[T, D]`` and the cache of this layer with the latents and rotated keys of the step."""
+        """Output ``[T, D]``, or this device's rows of it, and the cache of this layer with the latents and rotated keys
+        of the step.
+        """
         latent, T = self.latent, x_TD.shape[0]
         query_rank, rank, _ = self.down_widths
         query_TI, latent_Tr, key_Td = jnp.split(self.down(x_TD), (query_rank, query_rank + rank), axis=-1)
@@ -119,6 +126,5 @@ class LatentAttention(nnx.Module):
             ancestors_TU=batch.ancestors_TU,
         )
         out_THm = self.value_up.from_latent(out_THr)
-        return self.output(out_THm.reshape(T, -1)), LayerKV(
-            latent_pool, rope_pool, kv.k_scale_K, kv.v_scale_K
-        )
+        y_TD = self.output(out_THm.reshape(T, -1), split_rows=split_rows)
+        return y_TD, LayerKV(latent_pool, rope_pool, kv.k_scale_K, kv.v_scale_K)

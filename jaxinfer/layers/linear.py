@@ -46,12 +46,18 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((O, I), param_dtype), logical_axes=axes, packable=packable)
         self.bias = nnx.Param(jnp.zeros((O,), param_dtype), logical_axes=axes[:1]) if bias else None
 
-    def __call__(self, x_TI: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
+    def __call__(
+        self, x_TI: jax.Array, out_dtype: jnp.dtype | None = None, split_rows: bool = False
+    ) -> jax.Array:
+        """Args:
+        split_rows: the sum over devices that share the inputs goes to each for its own rows only.
+        """
         bias_O = None if self.bias is None else self.bias[...]
         if self.ops.shards.size(self.summed) == 1:
+            assert not split_rows, "each device has the whole product"
             return self.ops.linear(x_TI, self.weight.get_value(), bias_O, out_dtype=out_dtype)
         y_TO = self.ops.linear(x_TI, self.weight.get_value(), None, out_dtype=out_dtype)
-        y_TO = self.ops.shards.sum(y_TO, self.summed)
+        y_TO = self.ops.shards.sum(y_TO, self.summed, split_rows=split_rows)
         return y_TO if bias_O is None else y_TO + bias_O.astype(y_TO.dtype)
 
 

@@ -48,5 +48,5 @@ class MLP(nnx.Module):
             param_dtype=param_dtype,
         )
 
-    def __call__(self, x_TD: jax.Array) -> jax.Array:
-        return self.down(self.ops.gate(self.gate_up(x_TD), self.activation))
+    def __call__(self, x_TD: jax.Array, split_rows: bool = False) -> jax.Array:
+        return self.down(self.ops.gate(self.gate_up(x_TD), self.activation), split_rows=split_rows)

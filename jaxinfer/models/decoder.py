@@ -101,14 +101,26 @@ class DecoderLayer(nnx.Module):
         kv: LayerKV,
         batch: ForwardBatch,
         valid_T: jax.Array,
-    ) -> tuple[jax.Array, LayerKV]:
+    ) -> tuple[jax.Array, LayerKV, tuple[jax.Array, ...]]:
+        """Output ``[T, D]``, the cache of this layer with the K and V of the step, and if there are experts, the rows
+        that each of them got, int32 ``[E]``."""
+        shards = self.ops.shards
+        split = isinstance(self.mlp, SparseMLP) and shards.splits(x_TD.shape[0])
         h_TD, _ = self.input_norm.with_sum(self.ops, x_TD)
-        y_TD, kv = self.attention(h_TD, rope, kv, batch)
+        y_TD, kv = self.attention(h_TD, rope, kv, batch, split_rows=split)
+        if split:  # from here to the end of the layer, T are this device's rows
+            x_TD, valid_T = shards.own_rows(x_TD), shards.own_rows(valid_T)
         if self.attention_post_norm is not None:
             y_TD = self.attention_post_norm(y_TD)
         h_TD, x_TD = self.mlp_norm.with_sum(self.ops, x_TD, y_TD)
-        y_TD = self.mlp(h_TD, valid_T) if isinstance(self.mlp, SparseMLP) else self.mlp(h_TD)
-        return x_TD + (y_TD if self.mlp_post_norm is None else self.mlp_post_norm(y_TD)), kv
+        rows: tuple[jax.Array, ...] = ()
+        if isinstance(self.mlp, SparseMLP):
+            y_TD, rows_E = self.mlp.exchanged(h_TD, valid_T) if split else self.mlp(h_TD, valid_T)
+            rows = (rows_E,)
+        else:
+            y_TD = self.mlp(h_TD)
+        x_TD = x_TD + (y_TD if self.mlp_post_norm is None else self.mlp_post_norm(y_TD))
+        return shards.join_rows(x_TD) if split else x_TD, kv, rows
 
 
 class DecoderLM(nnx.Module):
@@ -171,7 +183,7 @@ class DecoderLM(nnx.Module):
         x_TD = self.embed(batch.token_ids_T, config.embedding_scale, self.dtype)
         new_cache = []
         for layer, rope, kv in zip(self.layers, config.ropes, kv_cache, strict=True):
-            x_TD, kv = layer(x_TD, tables[rope], kv, batch, valid_T)
+            x_TD, kv, _ = layer(x_TD, tables[rope], kv, batch, valid_T)
             new_cache.append(kv)
         return self.final_norm(x_TD), tuple(new_cache)
 

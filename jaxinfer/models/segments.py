@@ -61,11 +61,13 @@ class Segment:
     Attributes:
         first: index of the first layer.
         paths: global parameter paths, in the order of the leaves.
+        sparse: its layers that have experts, by their index in the whole model.
     """
 
     kind: SegmentKind
     first: int
     paths: tuple[str, ...]
+    sparse: tuple[int, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -147,7 +149,8 @@ def segmented_model(
         indices = range(first, stop)
         parts = [abstract_part(model.layers[i], f"layers.{i}", params) for i in indices]
         kind = SegmentKind(tuple(p for p, _ in parts), tuple(ropes.index(config.ropes[i]) for i in indices))
-        segments.append(Segment(kind, first, tuple(path for _, paths in parts for path in paths)))
+        sparse = tuple(i for i in indices if config.moe is not None and config.moe.sparse_layers[i])
+        segments.append(Segment(kind, first, tuple(path for _, paths in parts for path in paths), sparse))
     norm, norm_paths = abstract_part(model.final_norm, "final_norm", params)
     output, output_paths = (
         (embed, embed_paths) if model.lm_head is None else abstract_part(model.lm_head, "lm_head", params)
@@ -216,22 +219,28 @@ def with_vocabulary(model: SegmentedModel, vocab_size: int) -> SegmentedModel:
 
 def run_segment(
     kind: SegmentKind, leaves: Leaves, kv_cache: KVCache, x_TD: jax.Array, ropes: Ropes, batch: ForwardBatch
-) -> tuple[jax.Array, KVCache]:
+) -> tuple[jax.Array, KVCache, tuple[jax.Array, ...]]:
     """The layers of a segment.
 
     Args:
         leaves: parameters of all its layers, one after the other.
         kv_cache: entries of its layers.
+
+    Returns:
+        Hidden states, cache, and if there are layers with experts, the rows that each expert of them got, int32
+        ``[L, E]``; else nothing.
     """
     valid_T = valid_tokens(batch)
     new_cache = []
+    rows: list[jax.Array] = []
     start = 0
     for part, rope, kv in zip(kind.layers, kind.ropes, kv_cache, strict=True):
         stop = start + len(part.keys)
-        x_TD, kv = _run_layer(part, leaves[start:stop], x_TD, ropes[rope], kv, batch, valid_T)
+        x_TD, kv, of_layer = _run_layer(part, leaves[start:stop], x_TD, ropes[rope], kv, batch, valid_T)
         new_cache.append(kv)
+        rows += of_layer
         start = stop
-    return x_TD, tuple(new_cache)
+    return x_TD, tuple(new_cache), (jnp.stack(rows),) if rows else ()
 
 
 # Jitted inside the segment's trace: equal layers are traced and lowered once and inlined by the compiler, which halves
@@ -245,7 +254,7 @@ def _run_layer(
     kv: LayerKV,
     batch: ForwardBatch,
     valid_T: jax.Array,
-) -> tuple[jax.Array, LayerKV]:
+) -> tuple[jax.Array, LayerKV, tuple[jax.Array, ...]]:
     layer = part.merge(leaves)
     assert isinstance(layer, DecoderLayer)
     return layer(x_TD, rope, kv, batch, valid_T)

@@ -82,6 +82,9 @@ class EngineSnapshot:
         compilations: programs compiled after warm-up.
         steps_by_tokens: dispatched steps by their number of tokens: at most the bound in ``STEP_TOKENS``, and above the
             one before it; last those above all bounds.
+        expert_tokens: tokens that experts got, drafts included, by the number of the expert, all layers together; empty
+            without experts.
+        expert_peak_tokens: tokens of the busiest expert of each step, added up, by layer.
         transfers: between engines.
         steps: newest records, oldest first.
         block_owners: one entry per block of the first KV group for the pool map: 0 free, 1 cached only, 2 held by one
@@ -114,6 +117,8 @@ class EngineSnapshot:
     step_device_seconds: float = 0.0
     compilations: int = 0
     steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
+    expert_tokens: tuple[int, ...] = ()
+    expert_peak_tokens: dict[int, int] = field(default_factory=dict)
     transfers: TransferStats = field(default_factory=TransferStats)
     steps: tuple[StepRecord, ...] = ()
     block_owners: tuple[int, ...] = ()

@@ -5,6 +5,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+import numpy as np
+
 from jaxinfer.observability.snapshot import MAX_STEP_RECORDS, STEP_TOKENS, StepRecord
 from jaxinfer.request import FinishReason, Sequence
 from jaxinfer.scheduler.plan import StepPlan
@@ -65,6 +67,9 @@ class EngineStats:
         finished_by_reason: sequences ended, by finish reason.
         host_seconds, device_seconds: of committed steps, as in ``StepRecord``.
         steps_by_tokens: dispatched steps, as in ``EngineSnapshot``.
+        sparse_layers: layers that have experts; known after the first step that is done.
+        expert_tokens_LE: tokens that each expert of these layers got, int64.
+        expert_peak_tokens_L: of each of these layers, the tokens of the busiest expert of each step, added up.
         records: the newest steps.
     """
 
@@ -88,6 +93,9 @@ class EngineStats:
     host_seconds: float = 0.0
     device_seconds: float = 0.0
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
+    sparse_layers: tuple[int, ...] = ()
+    expert_tokens_LE: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    expert_peak_tokens_L: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEP_RECORDS))
     _device_free_at: float = 0.0
     _done_at: float = 0.0
@@ -116,6 +124,15 @@ class EngineStats:
         self.accepted_by_depth += [0] * (drafted - len(self.accepted_by_depth))
         for depth in range(accepted):
             self.accepted_by_depth[depth] += 1
+
+    def routed(self, layers: tuple[int, ...], rows_LE: np.ndarray) -> None:
+        """Takes the rows that experts got in a step, as in ``ExpertLoad``."""
+        if not self.sparse_layers:
+            self.expert_tokens_LE = np.zeros(rows_LE.shape, np.int64)
+            self.expert_peak_tokens_L = np.zeros(len(layers), np.int64)
+            self.sparse_layers = layers
+        self.expert_tokens_LE += rows_LE
+        self.expert_peak_tokens_L += rows_LE.max(axis=1)
 
     def committed(self, timing: StepTiming, ready: float, done: float) -> None:
         """Completes a step whose results were there at ``ready`` and were worked off at ``done``.

@@ -18,7 +18,7 @@ from jaxinfer.runner.block_copies import copy_blocks, move_slots
 from jaxinfer.runner.block_transfers import BlockTransfers, replaced
 from jaxinfer.runner.device_sampler import DeviceSampler, admissions
 from jaxinfer.runner.follower import Follower, TargetStep
-from jaxinfer.runner.programs import ModelPrograms
+from jaxinfer.runner.programs import ExpertRows, ModelPrograms
 from jaxinfer.runner.protocol import Masks
 from jaxinfer.runner.step_tail import JaxHandle, StepTail
 from jaxinfer.runner.timing import ProgramSeconds
@@ -72,11 +72,11 @@ class JaxRunner:
         self._sampler.prepare(admissions(plan))
         if plan.copies:
             self._copy(plan.copies)
-        self._backbone(arrays, plan.reads)
+        rows = self._backbone(arrays, plan.reads)
         if self._follower is not None:
             self._follower.follow(TargetStep(plan, arrays, self._sampler.newest_W, self._hidden))
         slots = self._sampler.slots(arrays)
-        return _BegunStep(lambda masks: self._tail.finish(self._hidden, plan, arrays, slots, masks))
+        return _BegunStep(lambda masks: self._tail.finish(self._hidden, rows, plan, arrays, slots, masks))
 
     def move(self, moves: Sequence[SlotMove]) -> None:
         self._move(moves)
@@ -141,13 +141,13 @@ class JaxRunner:
     def _with_cache(self, run: Callable[[KVCache], KVCache]) -> None:
         self._kv_cache = run(self._kv_cache)
 
-    def _backbone(self, arrays: StepArrays, reads: tuple[BlockRead, ...] = ()) -> None:
+    def _backbone(self, arrays: StepArrays, reads: tuple[BlockRead, ...] = ()) -> tuple[ExpertRows, ...]:
         def computed(first: int, part: KVCache) -> None:
             assert self._transfers is not None, "this runner was not made to give blocks to other engines"
             for read in reads:
                 self._transfers.take(read, first, part)
 
-        self._kv_cache, self._hidden = self._programs.backbone(
+        self._kv_cache, self._hidden, rows = self._programs.backbone(
             self._kv_cache,
             self._hidden,
             self._sampler.newest_W,
@@ -156,6 +156,7 @@ class JaxRunner:
             None if self._follower is None else self._follower.capture,
             computed if reads else None,
         )
+        return rows
 
     def _logits(self, index_P: np.ndarray) -> jax.Array:
         return self._tail.logits(self._hidden)(index_P)

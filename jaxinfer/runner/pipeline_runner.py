@@ -15,7 +15,7 @@ from jaxinfer.kv_cache.layout import KVCache
 from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
 from jaxinfer.runner.block_copies import copy_blocks, move_slots
 from jaxinfer.runner.device_sampler import Admission, DeviceSampler, admissions
-from jaxinfer.runner.programs import ModelPrograms
+from jaxinfer.runner.programs import ExpertRows, ModelPrograms
 from jaxinfer.runner.protocol import Masks, StepResult
 from jaxinfer.runner.step_tail import JaxHandle, StepTail
 from jaxinfer.scheduler.plan import StepPlan
@@ -46,6 +46,17 @@ class _Step:
     slots: np.ndarray
     admitted: list[Admission]
     masks: "Future[Masks]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """What the stages up to here made of a step: hidden states, and what experts got."""
+
+    x_TD: jax.Array | None = None
+    rows: tuple[ExpertRows, ...] = ()
+
+
+_NOTHING = _Computed()
 
 
 @dataclass(frozen=True)
@@ -114,10 +125,10 @@ class PipelineRunner:
 
     def begin(self, plan: StepPlan, arrays: StepArrays) -> _BegunStep:
         step = _Step(plan, arrays, self._sampler.slots(arrays), admissions(plan))
-        return _BegunStep(step, self._line.submit((step, None)))
+        return _BegunStep(step, self._line.submit((step, _NOTHING)))
 
     def move(self, moves: Sequence[SlotMove]) -> None:
-        self._line.submit((_Moves(tuple(moves)), None))
+        self._line.submit((_Moves(tuple(moves)), _NOTHING))
 
     def close(self) -> None:
         """Ends the threads of the stages."""
@@ -142,24 +153,28 @@ class PipelineRunner:
     # ---- a stage
 
     def _run(
-        self, index: int, item: tuple[_Step | _Moves, jax.Array | None]
-    ) -> tuple[_Step | _Moves, jax.Array | None] | JaxHandle:
-        what, x_TD = item
+        self, index: int, item: tuple[_Step | _Moves, _Computed]
+    ) -> tuple[_Step | _Moves, _Computed] | JaxHandle:
+        what, before = item
         stage, last = self._stages[index], index + 1 == len(self._stages)
         if isinstance(what, _Moves):
             self._move(stage, what.moves)
-            return what, None
+            return what, _NOTHING
         if what.plan.copies:
             self._copy(stage, what.plan.copies)
-        x_TD = self._layers(stage, what.arrays, x_TD)
+        x_TD, rows = self._layers(stage, what.arrays, before.x_TD)
+        rows = before.rows + rows
         if not last:
-            return what, x_TD
+            return what, _Computed(x_TD, rows)
         self._sampler.prepare(what.admitted)
         self._hidden = stage.programs.store(self._hidden, x_TD)
-        return self._tail.finish(self._hidden, what.plan, what.arrays, what.slots, what.masks.result())
+        masks = what.masks.result()
+        return self._tail.finish(self._hidden, rows, what.plan, what.arrays, what.slots, masks)
 
-    def _layers(self, stage: Stage, arrays: StepArrays, x_TD: jax.Array | None) -> jax.Array:
-        """The stage's layers.
+    def _layers(
+        self, stage: Stage, arrays: StepArrays, x_TD: jax.Array | None
+    ) -> tuple[jax.Array, tuple[ExpertRows, ...]]:
+        """The stage's layers: hidden states, and what experts got.
 
         Args:
             x_TD: what the stage before computed, on its devices; None in the first stage, which embeds.
@@ -171,13 +186,13 @@ class PipelineRunner:
         else:
             x_TD = stage.layout.bring(x_TD)
             ropes, batch = programs.unpack(packed, bucket)
-        stage.kv_cache, x_TD = programs.layers(stage.kv_cache, x_TD, ropes, batch)
-        return x_TD
+        stage.kv_cache, x_TD, rows = programs.layers(stage.kv_cache, x_TD, ropes, batch)
+        return x_TD, rows
 
     def _through(self, arrays: StepArrays) -> None:
-        x_TD = self._layers(self._stages[0], arrays, None)
+        x_TD, _ = self._layers(self._stages[0], arrays, None)
         for stage in self._stages[1:]:
-            x_TD = self._layers(stage, arrays, x_TD)
+            x_TD, _ = self._layers(stage, arrays, x_TD)
         self._hidden = self._stages[-1].programs.store(self._hidden, x_TD)
 
     def _copy(self, stage: Stage, copies: tuple[BlockCopy, ...]) -> None:

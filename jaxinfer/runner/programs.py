@@ -70,13 +70,22 @@ class StepFunctions:
 
 
 @dataclass(frozen=True)
+class ExpertRows:
+    """Rows of a step that experts got, on the device: int32 ``[L, E]``, of these layers of the model."""
+
+    layers: tuple[int, ...]
+    rows_LE: jax.Array
+
+
+@dataclass(frozen=True)
 class SegmentProgram:
     """One segment with its weights bound to a program that equal segments share."""
 
-    run: Callable[..., tuple[jax.Array, KVCache]]
+    run: Callable[..., tuple[jax.Array, KVCache, tuple[jax.Array, ...]]]
     leaves: Leaves
     first: int
     stop: int
+    sparse: tuple[int, ...]
 
 
 class ModelPrograms:
@@ -96,6 +105,7 @@ class ModelPrograms:
                 tuple(params[path] for path in segment.paths),
                 segment.first,
                 segment.first + segment.num_layers,
+                segment.sparse,
             )
             for segment in model.segments
         ]
@@ -109,7 +119,7 @@ class ModelPrograms:
         token_bucket: int,
         capture: Callable[[int, jax.Array], None] | None = None,
         computed: Callable[[int, KVCache], None] | None = None,
-    ) -> tuple[KVCache, jax.Array]:
+    ) -> tuple[KVCache, jax.Array, tuple[ExpertRows, ...]]:
         """Runs all layers of a step.
 
         Args:
@@ -117,12 +127,12 @@ class ModelPrograms:
             computed: called with the first layer of each segment and its part of the cache, when it was dispatched.
 
         Returns:
-            The cache, and the buffer whose first T rows are the step's hidden states before the final norm. The
-            buffer has one size for all T, so head programs do not depend on T.
+            The cache; the buffer whose first T rows are the step's hidden states before the final norm; and what
+            experts got. The buffer has one size for all T, so head programs do not depend on T.
         """
         x_TD, ropes, batch = self.embed(newest_W, packed, token_bucket)
-        kv_cache, x_TD = self.layers(kv_cache, x_TD, ropes, batch, capture, computed)
-        return kv_cache, self.store(hidden_XD, x_TD)
+        kv_cache, x_TD, rows = self.layers(kv_cache, x_TD, ropes, batch, capture, computed)
+        return kv_cache, self.store(hidden_XD, x_TD), rows
 
     def embed(
         self, newest_W: jax.Array, packed: jax.Array | np.ndarray, token_bucket: int
@@ -142,18 +152,20 @@ class ModelPrograms:
         batch: ForwardBatch,
         capture: Callable[[int, jax.Array], None] | None = None,
         computed: Callable[[int, KVCache], None] | None = None,
-    ) -> tuple[KVCache, jax.Array]:
+    ) -> tuple[KVCache, jax.Array, tuple[ExpertRows, ...]]:
         """All layers that are here; see ``backbone``."""
         new_cache = list(kv_cache)
+        rows: list[ExpertRows] = []
         for segment in self._segments:
             if capture is not None:
                 capture(segment.first, x_TD)
             part = kv_cache[segment.first : segment.stop]
-            x_TD, part = segment.run(segment.leaves, part, x_TD, ropes, batch)
+            x_TD, part, of_segment = segment.run(segment.leaves, part, x_TD, ropes, batch)
             new_cache[segment.first : segment.stop] = part
+            rows += [ExpertRows(segment.sparse, rows_LE) for rows_LE in of_segment]
             if computed is not None:
                 computed(segment.first, part)
-        return tuple(new_cache), x_TD
+        return tuple(new_cache), x_TD, tuple(rows)
 
     def store(self, hidden_XD: jax.Array, x_TD: jax.Array) -> jax.Array:
         """The buffer, which is donated, with the hidden states of a step in its first rows."""
@@ -189,7 +201,7 @@ def _segment(model: SegmentedModel, segment: Segment, layout: Layout) -> jax.sta
     """The program of a kind of segment, made from one of them."""
     cache = (kv_partition(layout.rules),) * segment.num_layers
     in_specs = (model.specs(segment.paths, layout), cache, WHOLE, WHOLE, WHOLE)
-    function = layout.spread(partial(run_segment, segment.kind), in_specs, (WHOLE, cache))
+    function = layout.spread(partial(run_segment, segment.kind), in_specs, (WHOLE, cache, WHOLE))
     return jax.jit(function, donate_argnums=(1, 2))
 
 

@@ -39,6 +39,14 @@ class ScoredChunk:
 
 
 @dataclass(frozen=True)
+class ExpertLoad:
+    """Rows of a step that each expert got, int32 [L, E], of these layers of the model. Padding does not count."""
+
+    layers: tuple[int, ...]
+    rows_LE: np.ndarray
+
+
+@dataclass(frozen=True)
 class StepResult:
     """Results of a step.
 
@@ -49,6 +57,7 @@ class StepResult:
         scores: scored chunks by index of the plan's row.
         pooled: float32 [D] by index of the plan's row, for rows of pooled requests: the sum of the hidden states after
             the final norm ("mean"), or the last one of the prompt ("last", absent before it is reached).
+        experts: None if the model has no experts.
     """
 
     tokens: np.ndarray
@@ -56,6 +65,7 @@ class StepResult:
     logprobs: LogprobRows | None
     scores: dict[int, ScoredChunk]
     pooled: dict[int, np.ndarray] = field(default_factory=dict)
+    experts: ExpertLoad | None = None
 
 
 class StepHandle(Protocol):

@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxinfer.batch.builder import StepArrays
 from jaxinfer.runner.device_sampler import DeviceSampler, LogitsOf, PendingScores, SampledStep
-from jaxinfer.runner.programs import ModelPrograms
-from jaxinfer.runner.protocol import Masks, StepResult, pooled_positions, scored_range
+from jaxinfer.runner.programs import ExpertRows, ModelPrograms
+from jaxinfer.runner.protocol import ExpertLoad, Masks, StepResult, pooled_positions, scored_range
 from jaxinfer.scheduler.plan import StepPlan
 
 
@@ -19,13 +19,19 @@ class JaxHandle:
     sampled: SampledStep
     scores: dict[int, PendingScores]
     pooled: dict[int, jax.Array]
+    rows: tuple[ExpertRows, ...] = ()
 
     def result(self) -> StepResult:
         tokens, healthy, logprobs = self.sampled.fetch()
         scores = {i: score.fetch() for i, score in self.scores.items()}
-        return StepResult(
-            tokens, healthy, logprobs, scores, {i: np.asarray(x) for i, x in self.pooled.items()}
-        )
+        pooled = {i: np.asarray(x) for i, x in self.pooled.items()}
+        return StepResult(tokens, healthy, logprobs, scores, pooled, self._experts())
+
+    def _experts(self) -> ExpertLoad | None:
+        if not self.rows:
+            return None
+        layers = tuple(layer for rows in self.rows for layer in rows.layers)
+        return ExpertLoad(layers, np.concatenate([np.asarray(rows.rows_LE) for rows in self.rows]))
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,23 @@ class StepTail:
     sampler: DeviceSampler
 
     def finish(
-        self, hidden_XD: jax.Array, plan: StepPlan, arrays: StepArrays, slots: np.ndarray, masks: Masks
+        self,
+        hidden_XD: jax.Array,
+        rows: tuple[ExpertRows, ...],
+        plan: StepPlan,
+        arrays: StepArrays,
+        slots: np.ndarray,
+        masks: Masks,
     ) -> JaxHandle:
         """Dispatches all that a step yields.
 
         Args:
             hidden_XD: buffer with the step's hidden states; it may be overwritten once this has returned.
+            rows: what experts got. The copies to the host start here, so nobody waits for them when the step is done.
             slots: of the sampled rows, see ``DeviceSampler.slots``.
         """
+        for of_segment in rows:
+            of_segment.rows_LE.copy_to_host_async()
         sampled = self.sampler.sample(arrays, slots, self.logits(hidden_XD), masks)
         scores: dict[int, PendingScores] = {}
         pooled: dict[int, jax.Array] = {}
@@ -56,7 +71,7 @@ class StepTail:
                     first = offset + positions.start - row.start
                     pooled[index] = self.programs.pool(hidden_XD, first, first + len(positions))
             offset += row.num_tokens
-        return JaxHandle(sampled, scores, pooled)
+        return JaxHandle(sampled, scores, pooled, rows)
 
     def logits(self, hidden_XD: jax.Array, offset: int = 0) -> LogitsOf:
         """Logits of tokens by their index relative to a row that starts at ``offset`` in the batch."""

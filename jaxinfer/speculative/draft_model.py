@@ -177,7 +177,7 @@ class DraftModel:
         self._kv_cache = copy_blocks(self._programs.copies, self._kv_cache, copies, self._plan)
 
     def _backbone(self, arrays: StepArrays, newest_W: jax.Array) -> None:
-        self._kv_cache, self._hidden = self._programs.backbone(
+        self._kv_cache, self._hidden, _ = self._programs.backbone(
             self._kv_cache, self._hidden, newest_W, arrays.packed, arrays.token_bucket
         )
 

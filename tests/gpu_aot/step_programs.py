@@ -132,7 +132,7 @@ def sharded_segment(backend: str, tokens: int, devices: int) -> Program:
     cache = (kv_partition(step.layout.rules),)
     weights = step.model.specs(step.model.segments[0].paths, step.layout)
     specs = (weights, cache, WHOLE, WHOLE, WHOLE)
-    return _sharded(_segment(step, tokens), devices, specs, out_specs=(WHOLE, cache))
+    return _sharded(_segment(step, tokens), devices, specs, out_specs=(WHOLE, cache, WHOLE))
 
 
 def sharded_backbone(backend: str, tokens: int, devices: int) -> Program:
@@ -168,7 +168,7 @@ def _segment(step: Step, tokens: int) -> Program:
 def _backbone(step: Step, tokens: int) -> Program:
     def run(params: Any, kv_cache: Any, hidden_XD: Any, newest_W: Any, packed: Any, index_P: Any) -> Any:
         programs = ModelPrograms(step.model, params, step.functions)
-        kv_cache, hidden_XD = programs.backbone(kv_cache, hidden_XD, newest_W, packed, tokens)
+        kv_cache, hidden_XD, _ = programs.backbone(kv_cache, hidden_XD, newest_W, packed, tokens)
         return kv_cache, hidden_XD, programs.head(hidden_XD, index_P)
 
     newest_W = jax.ShapeDtypeStruct((SEQUENCES + 1,), jnp.int32)

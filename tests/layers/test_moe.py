@@ -26,7 +26,7 @@ def layer(experts_per_token: int, norm_topk: bool) -> SparseMLP:
 
 @nnx.jit
 def run(module: SparseMLP, x_TD: jax.Array, valid_T: jax.Array) -> jax.Array:
-    return module(x_TD, valid_T)
+    return module(x_TD, valid_T)[0]
 
 
 def by_hand(module: SparseMLP, x_TD: np.ndarray) -> np.ndarray:
@@ -64,6 +64,15 @@ def test_padding_does_not_disturb(rubbish):
     actual = run(module, x_TD, valid_T)
     np.testing.assert_allclose(actual[:5], run(module, x_TD[:5], valid_T[:5]), atol=1e-6)
     np.testing.assert_array_equal(actual[5:], 0.0)
+
+
+def test_tokens_of_experts_are_counted_and_padding_is_not():
+    module = layer(2, True)
+    x_TD = np.random.default_rng(4).normal(size=(8, D)).astype(np.float32)
+    logits_TE = x_TD[:5] @ np.asarray(module.router.weight[...]).T
+    chosen = np.argsort(-logits_TE, axis=1)[:, :2]
+    _, rows_E = module(jnp.asarray(x_TD), jnp.arange(8) < 5)
+    np.testing.assert_array_equal(rows_E, np.bincount(chosen.ravel(), minlength=E))
 
 
 def test_all_tokens_on_one_expert():

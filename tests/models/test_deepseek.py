@@ -148,11 +148,12 @@ def test_every_op_has_a_kernel_on_gpus(hf):
     cache = jax.eval_shape(lambda: allocate(kv_specs(config), (0, 0), (100,), 16, dtype, {}))
     x_TD, ropes = jax.eval_shape(model.embed, model.structs(model.embed_paths), batch)
     (segment,) = model.segments
-    out_TD, new_cache = jax.eval_shape(
+    out_TD, new_cache, (rows_LE,) = jax.eval_shape(
         partial(run_segment, segment.kind), model.structs(segment.paths), cache, x_TD, ropes, batch
     )
     assert out_TD == x_TD
     assert new_cache == cache
+    assert rows_LE == int32(1, config.moe.num_experts)
 
 
 ROUTERS = {

@@ -12,6 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.observability.snapshot import EngineSnapshot
+from serve.metrics import EngineFamilies, EngineState
 from tests.support import engines
 from tests.support.engines import one_hot, scripted, simulated
 from tests.support.scripts import say, slow
@@ -233,6 +235,28 @@ def test_vllm_names_are_there_on_request(also):
             assert all(
                 s.labels["engine"] == "0" and s.labels["model_name"] == "test" for s in family.samples
             ), name
+
+
+def test_tokens_of_experts_have_a_series_per_expert_and_per_layer():
+    def samples(snapshot: EngineSnapshot) -> dict[tuple[str, str], float]:
+        families = EngineFamilies(engines.config(), ("model", "0"), EngineState(snapshot, True)).all(
+            "jaxinfer:"
+        )
+        return {
+            (sample.name, sample.labels.get("expert", "") + sample.labels.get("layer", "")): sample.value
+            for family in families
+            for sample in family.samples
+            if "expert" in sample.name
+        }
+
+    assert samples(EngineSnapshot()) == {}
+    assert samples(EngineSnapshot(expert_tokens=(5, 0, 7), expert_peak_tokens={1: 4, 3: 6})) == {
+        ("jaxinfer:expert_tokens_total", "0"): 5,
+        ("jaxinfer:expert_tokens_total", "1"): 0,
+        ("jaxinfer:expert_tokens_total", "2"): 7,
+        ("jaxinfer:expert_peak_tokens_total", "1"): 4,
+        ("jaxinfer:expert_peak_tokens_total", "3"): 6,
+    }
 
 
 def test_two_servers_share_nothing():

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from jaxinfer.observability.snapshot import EngineSnapshot
+from serve.metrics import EngineFamilies, EngineState
+from tests.support import engines
 from tests.support.engines import scripted, sequence_script
 from tests.support.servers import running_server
 from tests.support.tokenizers import ByteTokenizer
@@ -35,12 +38,14 @@ REQUIRED_ALERTS = {
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
-    """Names of the samples that a server exports after a call, with their labels."""
+    """Names of the samples that a server exports after a call, with their labels, and those of models with experts."""
     with running_server(scripted(sequence_script([104, 105]), tokenizer=ByteTokenizer())) as server:
         server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 5}).raise_for_status()
         text = server.client.get("/metrics").text
     labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(text):
+    sparse = EngineState(EngineSnapshot(expert_tokens=(3, 1), expert_peak_tokens={1: 3}), healthy=True)
+    families = EngineFamilies(engines.config(), ("model", "0"), sparse).all("jaxinfer:")
+    for family in chain(text_string_to_metric_families(text), families):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     return labels

@@ -1,5 +1,6 @@
 """Every model family on several devices: loading from a checkpoint, tokens and log-probabilities."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ PARAMS = [
 ]
 DENSE: list[dict[str, int]] = [{"tensor": 2}, {"tensor": 4}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}]
 SPARSE = {
-    "qwen3_moe": [{"expert": 2}, {"tensor": 4, "expert": 2}],
-    "mixtral": [{"expert": 4}, {"tensor": 2, "expert": 4}],
-    "deepseek_v2": [{"expert": 4}],
-    "deepseek_v3": [{"tensor": 2, "expert": 2}],
+    "qwen3_moe": [{"expert": 2}, {"tensor": 4, "expert": 2}, {"tensor": 2, "expert": 2, "exchange_rows": 4}],
+    "mixtral": [{"expert": 4}, {"tensor": 2, "expert": 4}, {"expert": 4, "exchange_rows": 8}],
+    "deepseek_v2": [{"expert": 4}, {"expert": 4, "exchange_rows": 4}],
+    "deepseek_v3": [{"tensor": 2, "expert": 2}, {"tensor": 2, "expert": 2, "exchange_rows": 8}],
 }
 
 
@@ -48,6 +49,10 @@ def generate(folder: Path, case: str, **parallel: Any) -> list[tuple[list[int], 
     llm = LLM(options.pop("config"), **options)
     prompts = [{"prompt_token_ids": list(prompt(length, seed=length))} for length in (19, 5)]
     outputs = llm.generate([p for p in prompts for _ in PARAMS], PARAMS * len(prompts))
+    stats, chosen = llm.engine.core.stats, json.loads((folder / "config.json").read_text())
+    assert bool(stats.sparse_layers) == ("num_experts_per_tok" in chosen)
+    for tokens_E in stats.expert_tokens_LE:
+        assert tokens_E.sum() == chosen["num_experts_per_tok"] * stats.computed_tokens
     choices = [output.outputs[0] for output in outputs]
     return [
         (c.token_ids, [{t: entry.logprob for t, entry in position.items()} for position in c.logprobs or []])
@@ -105,6 +110,8 @@ def test_weights_are_loaded_into_their_shares(tmp_path: Path) -> None:
     [
         ({"tensor": 3}, "4 heads cannot be spread over 3 devices: 3 does not divide 4"),
         ({"tensor": 4, "expert": 4}, "4 x 4 x 1 = 16, but there are 8 devices"),
+        ({"tensor": 2, "exchange_rows": 8}, "exchange_rows is set, but expert is 1"),
+        ({"expert": 2, "exchange_rows": 8}, "exchange_rows is set, but the model has no experts"),
     ],
 )
 def test_what_cannot_be_shared_is_told(parallel: dict[str, int], message: str, tmp_path: Path) -> None:

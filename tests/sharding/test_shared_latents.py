@@ -17,9 +17,10 @@ from tests.support.tiny_models import TinyModel, tiny_settings
 pytestmark = pytest.mark.feature("DeepseekV3", "tensor parallel", "expert parallel", "logprobs")
 
 
-@pytest.fixture(scope="module")
-def shared() -> TinyModel:
-    return latent_model(make_layout(jax.devices(), tensor=2, expert=2))
+@pytest.fixture(scope="module", params=[None, pytest.param(8, marks=pytest.mark.slow)])
+def shared(request: pytest.FixtureRequest) -> TinyModel:
+    """Its parameter: the rows from which on the devices exchange them in sparse layers."""
+    return latent_model(make_layout(jax.devices(), 2, 2, request.param))
 
 
 def engine_of(model: TinyModel) -> Engine:

@@ -7,10 +7,12 @@ vocabulary, of which the last device has nothing.
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from jaxinfer.config_speculative import SpeculativeConfig
 from jaxinfer.engine.build import Engine
+from jaxinfer.engine.snapshots import take_snapshot
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenization.tokenizer import Tokenizer
 from sharding.mesh import make_layout
@@ -31,9 +33,10 @@ def engine_of(model: TinyModel, tokenizer: Tokenizer | None = None, **options: A
     return model.engine(settings, tokenizer=tokenizer, one_bucket=True)
 
 
-@pytest.fixture(scope="module")
-def shared() -> TinyModel:
-    return sparse_model(make_layout(jax.devices(), tensor=2, expert=2))
+@pytest.fixture(scope="module", params=[None, pytest.param(8, marks=pytest.mark.slow)])
+def shared(request: pytest.FixtureRequest) -> TinyModel:
+    """Its parameter: the rows from which on the devices exchange them in sparse layers."""
+    return sparse_model(make_layout(jax.devices(), 2, 2, request.param))
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,26 @@ def test_chunks_and_preemption(shared: TinyModel, expected: list[Seen], options:
     assert "num_blocks" not in options or engine.core.stats.preemptions > 0
 
 
+@pytest.mark.feature(*PAIRED[:2], "chunked prefill", "metrics")
+def test_tokens_of_experts_are_counted_once(shared: TinyModel) -> None:
+    """What devices share is counted as on one device; a token counts for the two experts that it gets in each layer."""
+    counted = []
+    for model in (sparse_model(), shared):
+        stats, compilations = (engine := engine_of(model, chunk_size=5)).core.stats, engine.compilations
+        assert take_snapshot(engine.core, compilations).expert_tokens == ()
+        run(engine, JOBS)
+        assert stats.sparse_layers == (0, 1)
+        assert stats.expert_tokens_LE.sum(axis=1).tolist() == [2 * stats.computed_tokens] * 2
+        snapshot = take_snapshot(engine.core, compilations)
+        assert sum(snapshot.expert_tokens) == 4 * stats.computed_tokens
+        assert all(
+            stats.expert_tokens_LE[layer].max() <= tokens <= stats.computed_tokens
+            for layer, tokens in snapshot.expert_peak_tokens.items()
+        )
+        counted.append(stats.expert_tokens_LE)
+    np.testing.assert_array_equal(*counted)
+
+
 @pytest.mark.feature(*PAIRED, "prefix cache")
 def test_prefix_hits(shared: TinyModel, expected: list[Seen]) -> None:
     engine = engine_of(shared)
@@ -71,6 +94,16 @@ def test_drafts(shared: TinyModel, expected: list[Seen]) -> None:
     for output, want in zip(run(engine, JOBS), expected, strict=True):
         Seen.of(output).assert_close(want, BOUND)
     assert engine.core.stats.drafted_tokens > 0
+
+
+@pytest.mark.feature(*PAIRED, "token exchange", "chunked prefill", "overlap", "preemption", "sampling")
+def test_exchanged_rows(expected: list[Seen]) -> None:
+    engine = engine_of(
+        sparse_model(make_layout(jax.devices(), 2, 2, 8)), num_blocks=14, prefix_caching=False, chunk_size=5
+    )
+    for output, want in zip(run(engine, JOBS), expected, strict=True):
+        Seen.of(output).assert_close(want, BOUND)
+    assert engine.core.stats.preemptions > 0
 
 
 @pytest.mark.feature(*PAIRED[:2], "structured output")

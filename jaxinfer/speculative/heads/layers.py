@@ -72,7 +72,7 @@ def run_layers(
     y_TD, new = first(inputs_TI, residual_TD, rope, kv[0], batch)
     cache = [new]
     for layer, layer_kv in zip(rest, kv[1:], strict=True):
-        y_TD, new = layer(y_TD, rope, layer_kv, batch, valid_T)
+        y_TD, new, _ = layer(y_TD, rope, layer_kv, batch, valid_T)
         cache.append(new)
     return y_TD, tuple(cache)
 

@@ -70,7 +70,7 @@ class TargetFeatures:
         self._specs = kv_specs(model.config)
         self._windows, self._groups = group_layers(self._specs)
         self._embed = jax.jit(model.embed)
-        self._run: dict[SegmentKind, Callable[..., tuple[jax.Array, KVCache]]] = {
+        self._run: dict[SegmentKind, Callable[..., tuple[jax.Array, KVCache, tuple[jax.Array, ...]]]] = {
             kind: jax.jit(partial(run_segment, kind)) for kind in {s.kind for s in model.segments}
         }
         self._head = jax.jit(partial(_finish, model))
@@ -84,7 +84,7 @@ class TargetFeatures:
         for index, segment in enumerate(self._model.segments):
             kept[index] = x_TD
             kv = self._cache(index)
-            x_TD, _ = self._run[segment.kind](self._leaves(segment.paths), kv, x_TD, ropes, batch)
+            x_TD, _, _ = self._run[segment.kind](self._leaves(segment.paths), kv, x_TD, ropes, batch)
         kept[len(self._model.segments)] = x_TD
         final_TD, greedy_T = self._head(self._leaves(self._model.head_paths), x_TD)
         features = [kept[layer] for layer in self._layers] or [final_TD]

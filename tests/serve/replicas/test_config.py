@@ -175,16 +175,26 @@ def test_what_may_continue_elsewhere(values, because):
 def test_totals():
     from jaxinfer.observability.snapshot import EngineSnapshot, TransferStats
 
-    one = EngineSnapshot(running=2, requests_finished={"stop": 1}, accepted_by_depth=(3, 1))
+    one = EngineSnapshot(
+        running=2,
+        requests_finished={"stop": 1},
+        accepted_by_depth=(3, 1),
+        expert_tokens=(4, 2),
+        expert_peak_tokens={1: 3},
+    )
     two = EngineSnapshot(
         running=1,
         requests_finished={"stop": 2, "length": 1},
         accepted_by_depth=(1,),
+        expert_tokens=(1, 1),
+        expert_peak_tokens={1: 2},
         transfers=TransferStats(sent_bytes=5, fetch_seconds=0.5),
     )
     both = total([one, two])
     assert both.running == 3
     assert both.requests_finished == {"stop": 3, "length": 1}
     assert both.accepted_by_depth == (4, 1)
+    assert both.expert_tokens == (5, 3)
+    assert both.expert_peak_tokens == {1: 5}
     assert both.transfers == TransferStats(sent_bytes=5, fetch_seconds=0.5)
     assert total([]) == EngineSnapshot()
