@@ -34,6 +34,10 @@ class Shards(Protocol):
         """The shares of a logical axis, one behind the other along the last dimension."""
         ...
 
+    def deal(self, x: jax.Array, name: str, dim: int) -> jax.Array:
+        """``[N, ...]``: this device's N-th of a dimension, as each of N devices that share a logical axis has it."""
+        ...
+
 
 @dataclass(frozen=True)
 class OneDevice:
@@ -53,6 +57,9 @@ class OneDevice:
 
     def join(self, x: jax.Array, name: str | None) -> jax.Array:
         return x
+
+    def deal(self, x: jax.Array, name: str, dim: int) -> jax.Array:
+        return x[None]
 
 
 ALONE: Shards = OneDevice()
@@ -76,6 +83,8 @@ class Ops:
         grouped_matmul: ``grouped_matmul``.
         truncated_draw: ``truncated_draw`` of ``sampling``; None: the sampler's own formulation, which is made for CPUs.
         platform: "cpu" or "gpu": the kind of device that the ops are made for, which decides how pools are held.
+        attention_share, mla_attention_share: the attentions over the slots that one of several devices holds; None: the
+            model does not run on devices that share slots.
         shards: what the devices that run the model together hold of it, and how they add or join their shares.
     """
 
@@ -92,4 +101,6 @@ class Ops:
     rms_norm: Callable[..., tuple[jax.Array, jax.Array]] = rms_norm
     gate: Callable[..., jax.Array] = gate
     packed_formats: tuple[str, ...] = ()
+    attention_share: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+    mla_attention_share: Callable[..., tuple[jax.Array, jax.Array]] | None = None
     shards: Shards = ALONE

@@ -18,7 +18,7 @@ from jaxinfer.checkpoints.stored_form import StoredForm, stored_forms
 from jaxinfer.checkpoints.weight_map import WeightMap
 from jaxinfer.config import EngineConfig, ParallelConfig
 from jaxinfer.engine.memory import fit_blocks, measure_temporaries
-from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate, local_specs
+from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate, local_slots, local_specs
 from jaxinfer.kv_cache.layout import KVCache, LayerKVSpec, group_layers
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
@@ -117,7 +117,8 @@ def set_up_model(
     parallel = config.parallel
     pulls = config.disaggregation.decodes and config.disaggregation.transport == "jax"
     devices = shared_devices(parallel.num_devices)
-    layouts = make_layouts(devices, parallel.tensor, parallel.expert, parallel.pipeline, committed=pulls)
+    sizes = (parallel.tensor, parallel.expert, parallel.pipeline, parallel.context)
+    layouts = make_layouts(devices, *sizes, committed=pulls)
     files = open_model(resolve_reference(config.model.reference, config.model.sha256))
     model = parse_config(files.config)
     max_model_len = config.model.max_model_len or min(model.max_position, longest or model.max_position)
@@ -130,6 +131,7 @@ def set_up_model(
         jax.default_backend(),
         config.kernel.strict,
         _gpu_generation(jax.local_devices()[0]),
+        shared_slots=parallel.context > 1,
     )
     stored = parallel.num_devices == 1 and _keep_stored(config, ops)
     if config.model.activations == "int8":
@@ -295,6 +297,7 @@ def size_cache(config: EngineConfig, setup: ModelSetup, more: MoreLayers = NO_LA
         setup.cache_dtype,
         temporaries,
         layout.num_devices,
+        local_slots(config.cache.block_size, layout),
     )
 
 
