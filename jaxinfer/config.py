@@ -50,7 +50,7 @@ class CacheConfig(Scope):
     """The KV cache.
 
     Attributes:
-        block_size: slots per block.
+        block_size: slots per block; a multiple of ``parallel.context``, whose devices hold a share of each block.
         num_blocks: blocks of the pool, block 0 (padding) included; overrides ``memory``.
         memory: bytes for the pool, as a number or "2GiB", on each device; absent: fitted to the device by measurement.
         dtype: ``auto`` is the dtype of the model; 1-byte types quantize with the checkpoint's scales.
@@ -134,7 +134,9 @@ class ParallelConfig(Scope):
     Attributes:
         tensor: devices that share every layer: its heads, the width of its MLP, and the vocabulary.
         expert: devices, times ``tensor``, that share the experts of sparse layers; they also share all else.
-        pipeline: stages of consecutive layers, each on ``tensor`` x ``expert`` devices of its own.
+        context: devices, times ``tensor`` x ``expert``, that share the KV cache of every sequence; they also share all
+            else but the projection that makes queries, keys and values.
+        pipeline: stages of consecutive layers, each on ``tensor`` x ``expert`` x ``context`` devices of its own.
         stage_layers: layers of each stage; absent: as even as possible.
         exchange_rows: in programs of so many tokens and more, the devices along ``expert`` split the tokens of sparse
             layers and send them to the devices of their experts; absent: none do.
@@ -142,18 +144,23 @@ class ParallelConfig(Scope):
 
     tensor: int = Field(default=1, ge=1)
     expert: int = Field(default=1, ge=1)
+    context: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
     stage_layers: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     exchange_rows: int | None = Field(default=None, ge=1)
 
     @property
     def num_devices(self) -> int:
-        return self.tensor * self.expert * self.pipeline
+        return self.tensor * self.expert * self.context * self.pipeline
 
     @model_validator(mode="after")
     def _exchange_needs_others(self) -> Self:
         if self.exchange_rows is not None and self.expert == 1:
             raise ValueError("exchange_rows is set, but expert is 1: nobody is there to exchange tokens with")
+        if self.exchange_rows is not None and self.context > 1:
+            raise ValueError(
+                f"exchange_rows is set and context is {self.context}: devices that share a context exchange no tokens"
+            )
         return self
 
     @model_validator(mode="after")
@@ -285,6 +292,26 @@ class EngineConfig(Scope):
             raise ValueError(
                 f"speculative.adaptive measures whole steps, which parallel.pipeline ({self.parallel.pipeline} stages) "
                 "does not have; switch one of them off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_shares_a_context(self) -> Self:
+        context = self.parallel.context
+        if self.cache.block_size % context:
+            raise ValueError(
+                f"cache.block_size is {self.cache.block_size} and parallel.context is {context}: each device holds as "
+                f"many slots of every block, so the size must be a multiple of {context}"
+            )
+        if context > 1 and self.disaggregation.role != "none":
+            raise ValueError(
+                f"disaggregation.role is {self.disaggregation.role!r} and parallel.context is {context}: blocks whose "
+                "slots several devices share do not travel; allowed is context 1"
+            )
+        if context > 1 and self.hosts.several:
+            raise ValueError(
+                f"hosts.count is {self.hosts.count} and parallel.context is {context}: devices that share a context "
+                "belong to one process; several hosts share layers and experts (parallel.tensor, parallel.expert)"
             )
         return self
 

@@ -54,6 +54,10 @@ class Shards(Protocol):
         """Sends block d of N blocks of rows to device d, of each the first ``send_N`` rows; see ``sharding.rows``."""
         ...
 
+    def deal(self, x: jax.Array, name: str, dim: int) -> jax.Array:
+        """``[N, ...]``: this device's N-th of a dimension, as each of N devices that share a logical axis has it."""
+        ...
+
 
 @dataclass(frozen=True)
 class OneDevice:
@@ -86,6 +90,9 @@ class OneDevice:
     def exchange_rows(self, x: jax.Array, send_N: jax.Array, receive_N: jax.Array) -> jax.Array:
         return x
 
+    def deal(self, x: jax.Array, name: str, dim: int) -> jax.Array:
+        return x[None]
+
 
 ALONE: Shards = OneDevice()
 
@@ -109,6 +116,8 @@ class Ops:
         grouped_matmul: ``grouped_matmul``.
         truncated_draw: ``truncated_draw`` of ``sampling``; None: the sampler's own formulation, which is made for CPUs.
         platform: "cpu" or "gpu": the kind of device that the ops are made for, which decides how pools are held.
+        attention_share, mla_attention_share: the attentions over the slots that one of several devices holds; None: the
+            model does not run on devices that share slots.
         shards: what the devices that run the model together hold of it, and how they add or join their shares.
     """
 
@@ -126,4 +135,6 @@ class Ops:
     rms_norm: Callable[..., tuple[jax.Array, jax.Array]] = rms_norm
     gate: Callable[..., jax.Array] = gate
     packed_formats: tuple[str, ...] = ()
+    attention_share: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+    mla_attention_share: Callable[..., tuple[jax.Array, jax.Array]] | None = None
     shards: Shards = ALONE

@@ -42,6 +42,8 @@ _XLA_GPU = Ops(
     rows=linear_xla.rows,
     grouped_matmul=grouped_matmul_xla_gpu.grouped_matmul,
     truncated_draw=None,
+    attention_share=attention_xla.ragged_paged_attention_share,
+    mla_attention_share=mla_attention_xla.mla_attention_share,
     platform="gpu",
 )
 _XLA_CPU = replace(
@@ -69,10 +71,19 @@ _REFERENCE = Ops(
     grouped_matmul=grouped_matmul_reference.grouped_matmul,
     truncated_draw=None,
     platform="cpu",
+    attention_share=attention_reference.ragged_paged_attention_share,
+    mla_attention_share=mla_attention_reference.mla_attention_share,
 )
 
 
-def select_ops(backend: str, platform: str, strict: bool, generation: Generation | None = None) -> Ops:
+def select_ops(
+    backend: str,
+    platform: str,
+    strict: bool,
+    generation: Generation | None = None,
+    *,
+    shared_slots: bool = False,
+) -> Ops:
     """The ops a model runs with.
 
     Args:
@@ -84,11 +95,23 @@ def select_ops(backend: str, platform: str, strict: bool, generation: Generation
         strict: a fallback to XLA is an error instead of a warning, at start-up or when an op is first called with
             arguments that its kernel does not support.
         generation: of the GPU; None if it is none that kernels are made for.
+        shared_slots: devices share the slots of the KV cache. "native" has no attention over a share: it is XLA's,
+            which counts as a fallback. What "triton" has none for is told when the op is called.
 
     Raises:
         ValueError: unknown backend.
         RuntimeError: a fallback under ``strict``, "mosaic" without a GPU, or "native" with one.
     """
+    ops = _select(backend, platform, strict, generation)
+    if shared_slots and ops == _NATIVE:
+        why = "native has no attention over a context that devices share (parallel.context)"
+        if strict:
+            raise RuntimeError(f"kernels: {why}, and strict forbids the fallback to xla")
+        logger.warning("kernels: xla for attention, because %s", why)
+    return ops
+
+
+def _select(backend: str, platform: str, strict: bool, generation: Generation | None) -> Ops:
     if backend not in BACKENDS:
         raise ValueError(f"kernel backend {backend!r} is unknown; allowed: {', '.join(BACKENDS)}")
     asked = "automatic choice" if backend == "auto" else "as asked"

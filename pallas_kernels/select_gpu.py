@@ -1,6 +1,7 @@
 """The ops of NVIDIA GPUs, with kernels in Triton and Mosaic."""
 
 from dataclasses import replace
+from typing import Any
 
 from pallas_kernels.gpus import Generation
 from pallas_kernels.grouped_matmul import triton as grouped_matmul_triton
@@ -59,8 +60,24 @@ def triton_ops(xla: Ops, generation: Generation, strict: bool, interpret: bool) 
             sampling_triton.supports,
             sampling_xla.truncated_draw,
         ),
+        attention_share=preferred(
+            "attention_share",
+            attention_triton.ragged_paged_attention_share,
+            attention_triton.supports_share,
+            xla.attention_share,
+        ),
+        mla_attention_share=preferred(
+            "mla_attention_share",
+            xla.mla_attention_share,
+            _no_kernel,
+            xla.mla_attention_share,
+        ),
         platform="gpu",
     )
+
+
+def _no_kernel(*args: Any, **options: Any) -> tuple[bool, str]:
+    return False, "latent attention over a share of the context has no kernel"
 
 
 def with_mosaic(ops: Ops, generation: Generation) -> Ops:

@@ -123,6 +123,19 @@ class AxisRules:
         over = self.over(name)
         return lax.all_gather(x, over, axis=x.ndim - 1, tiled=True) if over else x
 
+    def deal(self, x: jax.Array, name: str, dim: int) -> jax.Array:
+        """Each device of the N that share a logical axis gets one N-th of ``dim`` from all of them.
+
+        Returns:
+            ``[N, ...]``: this device's part of ``dim``, as each of the devices has it, in their order.
+        """
+        over = self.over(name)
+        if not over:
+            return x[None]
+        N = self.size(name)
+        cut = x.reshape(*x.shape[:dim], N, x.shape[dim] // N, *x.shape[dim + 1 :])
+        return lax.all_to_all(cut, over, split_axis=dim, concat_axis=0)
+
     # ---- inside a program: rows
 
     def splits(self, rows: int) -> bool:

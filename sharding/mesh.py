@@ -1,5 +1,6 @@
 """From the sizes of a deployment to meshes of devices."""
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -10,35 +11,46 @@ from sharding.axes import AxisRules
 from sharding.layout import ONE_DEVICE, Layout
 from sharding.rows import RowExchange
 
-EXPERT, TENSOR = "expert", "tensor"
+CONTEXT, EXPERT, TENSOR = "context", "expert", "tensor"
 
 
-def axis_rules(tensor: int, expert: int, row_exchange: RowExchange | None = None) -> AxisRules:
-    """The rules of tensor and expert parallelism.
+def axis_rules(
+    tensor: int, expert: int, context: int = 1, row_exchange: RowExchange | None = None
+) -> AxisRules:
+    """The rules of tensor, expert and context parallelism.
 
-    Experts are spread over the expert axis and their width over the tensor axis. All else (heads, MLPs, vocabulary) is
-    spread over both, so no device computes what another one does.
+    Experts are spread over the expert axis and their width over the others. MLPs and vocabulary are spread over all
+    axes. So are heads without a context axis, and no device computes what another one does. The devices along the
+    context axis share the slots of the KV cache instead: each of them has the queries of all heads that its position
+    on the other axes gives it, and attends to its own slots. What they make of these heads is merged ("merged_heads"),
+    after which each has as many heads as if they shared those, too.
     """
-    both = (EXPERT, TENSOR)
+    both, all_axes = (EXPERT, TENSOR), (CONTEXT, EXPERT, TENSOR)
     return AxisRules(
         mesh_axes=(
-            ("vocab", both),
+            ("vocab", all_axes),
             ("heads", both),
             ("kv_heads", both),
-            ("mlp", both),
+            ("slots", (CONTEXT,)),
+            ("merged_heads", (*both, CONTEXT)),
+            ("mlp", all_axes),
             ("experts", (EXPERT,)),
-            ("expert_mlp", (TENSOR,)),
+            ("expert_mlp", (CONTEXT, TENSOR)),
         ),
-        sizes=((EXPERT, expert), (TENSOR, tensor)),
+        sizes=((CONTEXT, context), (EXPERT, expert), (TENSOR, tensor)),
         row_exchange=row_exchange,
     )
 
 
 def make_layout(
-    devices: Sequence[jax.Device], tensor: int, expert: int, exchange_from: int | None = None
+    devices: Sequence[jax.Device],
+    tensor: int,
+    expert: int,
+    context: int = 1,
+    exchange_from: int | None = None,
 ) -> Layout:
-    """The layout over the first ``tensor * expert`` devices; see ``make_layouts``."""
-    return make_layouts(devices, tensor, expert, 1, exchange_from=exchange_from)[0]
+    """The layout over the first ``tensor * expert * context`` devices; see ``make_layouts``."""
+    return make_layouts(devices, tensor, expert, 1, context, exchange_from=exchange_from)[0]
 
 
 def make_layouts(
@@ -46,10 +58,11 @@ def make_layouts(
     tensor: int,
     expert: int,
     pipeline: int,
+    context: int = 1,
     committed: bool = False,
     exchange_from: int | None = None,
 ) -> tuple[Layout, ...]:
-    """The layout of each stage of a pipeline, over ``tensor * expert`` devices that follow each other.
+    """The layout of each stage of a pipeline, over ``tensor * expert * context`` devices that follow each other.
 
     Args:
         committed: arrays belong to their device even if there is only one. Where some arrays do so, as those that come
@@ -59,18 +72,20 @@ def make_layouts(
     Raises:
         ValueError: there are fewer devices.
     """
-    size = tensor * expert
-    wanted = size * pipeline
+    sizes = {"tensor": tensor, "expert": expert, "pipeline": pipeline}
+    if context > 1:
+        sizes["context"] = context
+    wanted = math.prod(sizes.values())
     if wanted > len(devices):
         raise ValueError(
-            f"parallel.tensor x parallel.expert x parallel.pipeline is {tensor} x {expert} x {pipeline} = {wanted}, "
+            f"{' x '.join(f'parallel.{name}' for name in sizes)} is {' x '.join(map(str, sizes.values()))} = {wanted}, "
             f"but there are {len(devices)} devices of platform {devices[0].platform!r}"
         )
     if wanted == 1 and not committed:
         return (ONE_DEVICE,)
-    grid = np.array(devices[:wanted]).reshape(pipeline, expert, tensor)
+    grid = np.array(devices[:wanted]).reshape(pipeline, context, expert, tensor)
     # XLA's CPU backend has no ragged all-to-all.
     ragged = devices[0].platform == "gpu"
     exchange = None if exchange_from is None else RowExchange(exchange_from, ragged)
-    rules = axis_rules(tensor, expert, exchange)
-    return tuple(Layout(rules, Mesh(stage, (EXPERT, TENSOR))) for stage in grid)
+    rules = axis_rules(tensor, expert, context, exchange)
+    return tuple(Layout(rules, Mesh(stage, (CONTEXT, EXPERT, TENSOR))) for stage in grid)

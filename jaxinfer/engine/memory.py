@@ -37,6 +37,7 @@ def fit_blocks(
     cache_dtype: jnp.dtype,
     temporary_bytes: Callable[[], int],
     num_devices: int = 1,
+    slots: int | None = None,
 ) -> tuple[int, ...]:
     """Blocks of each KV group.
 
@@ -45,14 +46,16 @@ def fit_blocks(
         temporary_bytes: what the largest programs need beside weights and cache; asked only if the size is not
             configured, since it takes a compilation to know.
         num_devices: that share the memory of the host, if they are CPUs.
+        slots: that one device stores of a block; absent: all.
 
     Raises:
         ValueError: there is no room for one sequence of full length, or kernels could not address so many blocks.
     """
     cache = config.cache
+    slots = slots or cache.block_size
     if cache.num_blocks is not None:
         asked = (cache.num_blocks,) * len(windows)
-        allowed = addressable_blocks(asked, specs, groups, cache.block_size, cache_dtype)
+        allowed = addressable_blocks(asked, specs, groups, slots, cache_dtype)
         if allowed != asked:
             raise ValueError(
                 f"cache.num_blocks is {cache.num_blocks}, but with a cache of {cache_dtype.name} kernels can address "
@@ -62,14 +65,14 @@ def fit_blocks(
     memory = cache.memory if cache.memory is not None else _free_memory(temporary_bytes(), num_devices)
     blocks = split_memory(
         memory,
-        bytes_per_block(specs, groups, cache.block_size, cache_dtype),
+        bytes_per_block(specs, groups, slots, cache_dtype),
         windows,
         cache.block_size,
         plan.max_num_seqs,
         plan.table_width * plan.block_size,
         config.scheduler.chunk_size or config.scheduler.max_num_batched_tokens,
     )
-    blocks = addressable_blocks(blocks, specs, groups, cache.block_size, cache_dtype)
+    blocks = addressable_blocks(blocks, specs, groups, slots, cache_dtype)
     logger.info("KV cache: %s blocks of %d tokens in %.2f GiB", blocks, cache.block_size, memory / 2**30)
     return blocks
 

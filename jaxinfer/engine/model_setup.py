@@ -19,7 +19,7 @@ from jaxinfer.checkpoints.weight_map import WeightMap
 from jaxinfer.config import EngineConfig, ParallelConfig
 from jaxinfer.engine.activations import check_rounding, with_rounded_activations
 from jaxinfer.engine.memory import fit_blocks, measure_temporaries
-from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate, local_specs
+from jaxinfer.kv_cache.allocate import CACHE_DTYPES, allocate, local_slots, local_specs
 from jaxinfer.kv_cache.layout import KVCache, LayerKVSpec, group_layers
 from jaxinfer.models.config import TransformerConfig
 from jaxinfer.models.decoder import kv_specs
@@ -123,6 +123,7 @@ def set_up_model(
         parallel.tensor,
         parallel.expert,
         parallel.pipeline,
+        parallel.context,
         committed=pulls,
         exchange_from=parallel.exchange_rows,
     )
@@ -140,6 +141,7 @@ def set_up_model(
         jax.default_backend(),
         config.kernel.strict,
         _gpu_generation(jax.local_devices()[0]),
+        shared_slots=parallel.context > 1,
     )
     stored = parallel.num_devices == 1 and _keep_stored(config, ops)
     if config.model.activations != "float":
@@ -291,6 +293,7 @@ def size_cache(config: EngineConfig, setup: ModelSetup, more: MoreLayers = NO_LA
         setup.cache_dtype,
         temporaries,
         layout.num_devices,
+        local_slots(config.cache.block_size, layout),
     )
 
 

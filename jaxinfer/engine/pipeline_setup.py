@@ -10,7 +10,7 @@ from jaxinfer.checkpoints.loader import Param
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.memory import fit_blocks, measure_temporaries
 from jaxinfer.engine.model_setup import ModelSetup, Progress, kv_scales, read_weights
-from jaxinfer.kv_cache.allocate import allocate, local_specs
+from jaxinfer.kv_cache.allocate import allocate, local_slots, local_specs
 from jaxinfer.kv_cache.layout import LayerKVSpec
 from jaxinfer.models.decoder import kv_specs
 from jaxinfer.models.segments import SegmentedModel
@@ -92,6 +92,7 @@ def size_stages(config: EngineConfig, setup: ModelSetup, stages: tuple[StageSetu
             setup.cache_dtype,
             temporaries,
             setup.num_devices,
+            local_slots(config.cache.block_size, stage.layout),
         )
 
     return tuple(map(min, zip(*map(blocks, stages))))

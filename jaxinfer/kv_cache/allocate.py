@@ -13,6 +13,7 @@ from jaxinfer.checkpoints.kv_scales import LayerScales
 from jaxinfer.kv_cache.layout import KVCache, LayerKV, LayerKVSpec, kv_partition
 from jaxinfer.layers.attention import kv_heads
 from pallas_kernels.pool_limits import MAX_OFFSETS_32, offsets_fit
+from sharding.axes import Part
 from sharding.layout import ONE_DEVICE, Layout
 
 CACHE_DTYPES = {
@@ -34,7 +35,8 @@ def allocate(
     scales: LayerScales,
     layout: Layout = ONE_DEVICE,
 ) -> KVCache:
-    """Zeroed pools for every layer, spread over KV heads. Latents are one head, which every device holds.
+    """Zeroed pools for every layer, spread over KV heads and slots. Latents are one head, which every device holds, or
+    its share of the slots.
 
     Args:
         specs: of the model.
@@ -42,10 +44,10 @@ def allocate(
         num_blocks: N of each group.
         scales: of a quantized cache; layers that are absent have scale 1.
     """
-    partition = kv_partition(layout.rules)
+    partition, slots = kv_partition(layout.rules), local_slots(block_size, layout)
     shapes = [
         [
-            layout.joined_shape((num_blocks[group], spec.num_kv_heads, block_size, width), partition.k_NKSh)  # type: ignore[arg-type]
+            layout.joined_shape((num_blocks[group], spec.num_kv_heads, slots, width), partition.k_NKSh)  # type: ignore[arg-type]
             for width in spec.widths
         ]
         for spec, group in zip(local_specs(specs, layout), groups)
@@ -73,7 +75,7 @@ def cache_structs(
     partition = kv_partition(layout.rules)
     layers = []
     for spec in local_specs(specs, layout):
-        shape = (num_blocks, spec.num_kv_heads, block_size)
+        shape = (num_blocks, spec.num_kv_heads, local_slots(block_size, layout))
         k_NKSh: Any
         v_NKSh: Any
         k_NKSh, v_NKSh = (jax.ShapeDtypeStruct((*shape, width), dtype) for width in spec.widths)
@@ -89,6 +91,15 @@ def local_specs(specs: Sequence[LayerKVSpec], layout: Layout) -> tuple[LayerKVSp
         return layout.rules.local((kv_heads(K),), K)
 
     return tuple(replace(spec, num_kv_heads=local(spec.num_kv_heads)) for spec in specs)
+
+
+def local_slots(block_size: int, layout: Layout) -> int:
+    """Slots that one device holds of a block.
+
+    Raises:
+        ValueError: the devices cannot share it evenly.
+    """
+    return layout.rules.local((Part("slots", block_size),), block_size)
 
 
 def bytes_per_block(

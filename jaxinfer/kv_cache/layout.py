@@ -27,7 +27,7 @@ KVCache = tuple[LayerKV, ...]
 
 def kv_partition(rules: AxisRules) -> LayerKV:
     """How a layer's arrays are spread: ``PartitionSpec``s in their places."""
-    pool, scale = rules.spec((None, "kv_heads")), rules.spec(("kv_heads",))
+    pool, scale = rules.spec((None, "kv_heads", "slots")), rules.spec(("kv_heads",))
     return LayerKV(pool, pool, scale, scale)  # type: ignore[arg-type]
 
 

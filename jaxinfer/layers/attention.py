@@ -8,6 +8,7 @@ from jaxinfer.batch.forward_batch import ForwardBatch
 from jaxinfer.kv_cache.layout import LayerKV
 from jaxinfer.layers.linear import Linear
 from jaxinfer.layers.norm import RMSNorm
+from jaxinfer.layers.shared_slots import MERGED_HEADS, merge_heads, own_slots, share_of
 from jaxinfer.models.config import TransformerConfig
 from pallas_kernels.ops import Ops
 from sharding.axes import Part
@@ -21,7 +22,7 @@ def kv_heads(num_kv_heads: int, width: int = 1) -> Part:
 class Attention(nnx.Module):
     """Grouped-query attention (Ainslie et al., 2023), with q, k and v in one projection.
 
-    Devices share the query heads, each with the KV heads that its queries need.
+    Devices share the query heads, each with the KV heads that its queries need, or the slots of the cache, or both.
 
     Args:
         in_features: width of the input, where it is not the model's.
@@ -55,11 +56,12 @@ class Attention(nnx.Module):
         self.output = Linear(
             H * h,
             config.hidden_size,
-            axes=("embed", "heads"),
+            axes=("embed", MERGED_HEADS),
             bias=config.output_bias,
             ops=ops,
             param_dtype=param_dtype,
         )
+        ops.shards.local(MERGED_HEADS, H)  # whole heads; the projection would be content with parts
         self.norm_eps = config.norm_eps
         norm = (config.norm_eps, config.norm_offset, None)
         self.q_norm = RMSNorm(h, *norm) if config.qk_norm else None
@@ -81,27 +83,39 @@ class Attention(nnx.Module):
             *rope,
             kv.k_NKSh,
             kv.v_NKSh,
-            batch.slots[self.group],
+            own_slots(self.ops.shards, batch.slots[self.group], kv.k_NKSh.shape[2]),
             k_scale_K=kv.k_scale_K,
             v_scale_K=kv.v_scale_K,
             q_norm_h=None if self.q_norm is None else self.q_norm.factor(),
             k_norm_h=None if self.k_norm is None else self.k_norm.factor(),
             norm_eps=self.norm_eps,
         )
-        quantized = k_NKSh.dtype.itemsize == 1
-        out_THh = self.ops.attention(
+        new_kv = LayerKV(k_NKSh, v_NKSh, kv.k_scale_K, kv.v_scale_K)
+        out_THh = self._attend(q_THh, new_kv, batch)
+        return self.output(out_THh.reshape(T, -1), split_rows=split_rows), new_kv
+
+    def _attend(self, q_THh: jax.Array, kv: LayerKV, batch: ForwardBatch) -> jax.Array:
+        """In the dtype of the queries; of those of the heads that this device has merged, if devices share slots."""
+        quantized = kv.k_NKSh.dtype.itemsize == 1
+        args = (
             q_THh,
-            k_NKSh,
-            v_NKSh,
+            kv.k_NKSh,
+            kv.v_NKSh,
             batch.block_tables[self.group],
             batch.query_start_Q,
             batch.context_len_R,
-            scale=self.scale,
-            window=self.window,
-            soft_cap=self.soft_cap,
-            k_scale_K=kv.k_scale_K if quantized else None,
-            v_scale_K=kv.v_scale_K if quantized else None,
-            ancestors_TU=batch.ancestors_TU,
         )
-        y_TD = self.output(out_THh.reshape(T, H * h), split_rows=split_rows)
-        return y_TD, LayerKV(k_NKSh, v_NKSh, kv.k_scale_K, kv.v_scale_K)
+        options = {
+            "scale": self.scale,
+            "window": self.window,
+            "soft_cap": self.soft_cap,
+            "k_scale_K": kv.k_scale_K if quantized else None,
+            "v_scale_K": kv.v_scale_K if quantized else None,
+            "ancestors_TU": batch.ancestors_TU,
+        }
+        share = share_of(self.ops.shards)
+        if share is None:
+            return self.ops.attention(*args, **options)
+        assert self.ops.attention_share is not None, "these ops were not chosen for devices that share slots"
+        out_THh, lse_TH = self.ops.attention_share(*args, share=share, **options)
+        return merge_heads(self.ops.shards, out_THh, lse_TH).astype(q_THh.dtype)

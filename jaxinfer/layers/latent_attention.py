@@ -9,6 +9,7 @@ from jaxinfer.kv_cache.layout import LayerKV
 from jaxinfer.layers.linear import Linear
 from jaxinfer.layers.norm import RMSNorm
 from jaxinfer.layers.rope import rotate
+from jaxinfer.layers.shared_slots import MERGED_HEADS, merge_heads, own_slots, share_of
 from jaxinfer.models.config import LatentConfig, TransformerConfig
 from pallas_kernels.ops import Ops
 
@@ -20,13 +21,14 @@ class HeadProjection(nnx.Module):
     """One matrix ``[m, r]`` for each head, held as ``[H * m, r]``; plain arrays, as the product is batched.
 
     Args:
-        num_heads: of this device.
+        heads: logical axis of the heads, and how many this device has.
     """
 
-    def __init__(self, num_heads: int, features: int, rank: int, param_dtype: jnp.dtype) -> None:
+    def __init__(self, heads: tuple[str, int], features: int, rank: int, param_dtype: jnp.dtype) -> None:
+        axis, num_heads = heads
         self.shape = (num_heads, features, rank)
         self.weight = nnx.Param(
-            jnp.zeros((num_heads * features, rank), param_dtype), logical_axes=("heads", None)
+            jnp.zeros((num_heads * features, rank), param_dtype), logical_axes=(axis, None)
         )
 
     def into_latent(self, x_THm: jax.Array) -> jax.Array:
@@ -51,7 +53,8 @@ class LatentAttention(nnx.Module):
     operations with the keys and values formed; it gives the same.
 
     Devices share the heads: all parameters with the axis "heads" are split by them, and the outputs added. The other
-    parameters and the latents, with their cache, are the same on every device.
+    parameters and the latents, with their cache, are the same on every device, unless devices share the slots of the
+    cache: then what is behind the attention is split by "merged_heads".
     """
 
     def __init__(
@@ -81,9 +84,10 @@ class LatentAttention(nnx.Module):
         self.query_norm = None if rank is None else RMSNorm(rank, NORM_EPS, 0.0, None)
         self.query = linear(rank or D, queries, ("heads", "embed" if rank is None else None), False)
         self.norm = RMSNorm(latent.rank, NORM_EPS, 0.0, None)
-        self.key_up = HeadProjection(self.num_heads, latent.plain_dim, latent.rank, param_dtype)
-        self.value_up = HeadProjection(self.num_heads, latent.value_dim, latent.rank, param_dtype)
-        self.output = linear(H * latent.value_dim, D, ("embed", "heads"), config.output_bias)
+        merged = (MERGED_HEADS, ops.shards.local(MERGED_HEADS, H))
+        self.key_up = HeadProjection(("heads", self.num_heads), latent.plain_dim, latent.rank, param_dtype)
+        self.value_up = HeadProjection(merged, latent.value_dim, latent.rank, param_dtype)
+        self.output = linear(H * latent.value_dim, D, ("embed", MERGED_HEADS), config.output_bias)
 
     def __call__(
         self,
@@ -107,24 +111,40 @@ class LatentAttention(nnx.Module):
             kv.v_NKSh,
             self.norm(latent_Tr)[:, None],
             rotate(key_Td[:, None], rope, latent.interleaved),
-            batch.slots[self.group],
+            own_slots(self.ops.shards, batch.slots[self.group], kv.k_NKSh.shape[2]),
             k_scale_K=kv.k_scale_K,
             v_scale_K=kv.v_scale_K,
         )
-        quantized = latent_pool.dtype.itemsize == 1
-        out_THr = self.ops.mla_attention(
-            self.key_up.into_latent(q_plain_THm),
-            rotate(q_rope_THd, rope, latent.interleaved),
-            latent_pool,
-            rope_pool,
+        new_kv = LayerKV(latent_pool, rope_pool, kv.k_scale_K, kv.v_scale_K)
+        queries = self.key_up.into_latent(q_plain_THm), rotate(q_rope_THd, rope, latent.interleaved)
+        out_THm = self.value_up.from_latent(self._attend(*queries, new_kv, batch))
+        return self.output(out_THm.reshape(T, -1), split_rows=split_rows), new_kv
+
+    def _attend(
+        self, q_latent_THr: jax.Array, q_rope_THd: jax.Array, kv: LayerKV, batch: ForwardBatch
+    ) -> jax.Array:
+        """In the dtype of the queries; of those of the heads that this device has merged, if devices share slots."""
+        quantized = kv.k_NKSh.dtype.itemsize == 1
+        args = (
+            q_latent_THr,
+            q_rope_THd,
+            kv.k_NKSh,
+            kv.v_NKSh,
             batch.block_tables[self.group],
             batch.query_start_Q,
             batch.context_len_R,
-            scale=self.scale,
-            latent_scale_K=kv.k_scale_K if quantized else None,
-            rope_scale_K=kv.v_scale_K if quantized else None,
-            ancestors_TU=batch.ancestors_TU,
         )
-        out_THm = self.value_up.from_latent(out_THr)
-        y_TD = self.output(out_THm.reshape(T, -1), split_rows=split_rows)
-        return y_TD, LayerKV(latent_pool, rope_pool, kv.k_scale_K, kv.v_scale_K)
+        options = {
+            "scale": self.scale,
+            "latent_scale_K": kv.k_scale_K if quantized else None,
+            "rope_scale_K": kv.v_scale_K if quantized else None,
+            "ancestors_TU": batch.ancestors_TU,
+        }
+        share = share_of(self.ops.shards)
+        if share is None:
+            return self.ops.mla_attention(*args, **options)
+        assert self.ops.mla_attention_share is not None, (
+            "these ops were not chosen for devices that share slots"
+        )
+        out_THr, lse_TH = self.ops.mla_attention_share(*args, share=share, **options)
+        return merge_heads(self.ops.shards, out_THr, lse_TH).astype(q_latent_THr.dtype)

@@ -55,7 +55,8 @@ def logical_axes(config: TransformerConfig, ops: Ops, dtype: jnp.dtype) -> dict[
     """Logical axes of each parameter, by path.
 
     "vocab", "embed", "heads", "kv_heads", "mlp", "experts" and "expert_mlp" (the width of one expert) are what they
-    say. A dimension may be several parts, one behind the other: q, k and v, or gate and up. None is never sharded.
+    say; "merged_heads" are heads behind the attention (see ``layers.shared_slots``). A dimension may be several parts,
+    one behind the other: q, k and v, or gate and up. None is never sharded.
     """
     _, flat = _abstract(config, ops, dtype, None, None)
     return {path: p.get_metadata()["logical_axes"] for path, p in flat.items()}

@@ -12,6 +12,8 @@ import numpy as np
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.kv_cache.layout import KVCache, kv_partition
 from jaxinfer.kv_cache.manager import BlockCopy, SlotMove
+from jaxinfer.layers.shared_slots import SLOTS, own_slots
+from pallas_kernels.ops import Shards
 from sharding.layout import ONE_DEVICE, WHOLE, Layout
 
 
@@ -40,7 +42,7 @@ class PoolCopies:
             function = layout.spread(partial(_over_layers, groups, copy), (cache, WHOLE), cache)
             return jax.jit(function, donate_argnums=(0,))
 
-        return cls(over_devices(_copy_blocks), over_devices(_move_slots))
+        return cls(over_devices(_copy_blocks), over_devices(partial(_move_slots, layout.rules)))
 
 
 def copy_blocks(
@@ -94,7 +96,13 @@ def _copy_blocks(pool_NKSh: jax.Array, pairs_C2: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, pairs_C2.shape[0], write, pool_NKSh)
 
 
-def _move_slots(pool_NKSh: jax.Array, pairs_C2: jax.Array) -> jax.Array:
-    block_C2, offset_C2 = jnp.divmod(pairs_C2, pool_NKSh.shape[2])
-    moved_CKh = pool_NKSh[block_C2[:, 0], :, offset_C2[:, 0]]
-    return pool_NKSh.at[block_C2[:, 1], :, offset_C2[:, 1]].set(moved_CKh)
+def _move_slots(shards: Shards, pool_NKSh: jax.Array, pairs_C2: jax.Array) -> jax.Array:
+    """Slots of a sequence may be on several devices: each gets all that are moved, and writes its own."""
+    S, count = pool_NKSh.shape[2], shards.size(SLOTS)
+    holder_C = pairs_C2[:, 0] % (count * S) // S
+    (block_C, to_C), (offset_C, at_C) = (x.T for x in jnp.divmod(own_slots(shards, pairs_C2, S), S))
+    moved_CKh = pool_NKSh[block_C, :, offset_C]
+    if count > 1:
+        moved_CKhN = shards.join(moved_CKh[..., None], SLOTS)
+        moved_CKh = jnp.take_along_axis(moved_CKhN, holder_C[:, None, None, None], axis=-1)[..., 0]
+    return pool_NKSh.at[to_C, :, at_C].set(moved_CKh)

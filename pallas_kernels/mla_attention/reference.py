@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.kv_storage import as_values
 from pallas_kernels.ragged_paged_attention.reference import seen_in_tree
+from pallas_kernels.ragged_paged_attention.shares import Share
 
 
 def mla_attention(
@@ -46,13 +47,61 @@ def mla_attention(
         [T, H, r] in the dtype of the queries. Tokens past ``query_start[R]`` are 0. Nothing in a slot that a sequence
         does not own, NaN included, reaches its output.
     """
+    rows, pools = (block_table_RM, query_start_Q, context_len_R), (latent_NKSr, rope_NKSd)
+    factors = (latent_scale_K, rope_scale_K)
+    out_THr, _ = _attend(q_latent_THr, q_rope_THd, pools, factors, rows, Share(0, 1), scale, ancestors_TU)
+    return out_THr.astype(q_latent_THr.dtype)
+
+
+def mla_attention_share(
+    q_latent_THr: jax.Array,
+    q_rope_THd: jax.Array,
+    latent_NKSr: jax.Array,
+    rope_NKSd: jax.Array,
+    block_table_RM: jax.Array,
+    query_start_Q: jax.Array,
+    context_len_R: jax.Array,
+    *,
+    share: Share,
+    scale: float,
+    latent_scale_K: jax.Array | None = None,
+    rope_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``mla_attention`` over the slots that one of several devices holds, as ``ragged_paged_attention_share``.
+
+    Returns:
+        Output, float32 ``[T, H, r]``, and log-sum-exp, float32 ``[T, H]``.
+    """
+    rows, pools = (block_table_RM, query_start_Q, context_len_R), (latent_NKSr, rope_NKSd)
+    factors = (latent_scale_K, rope_scale_K)
+    return _attend(q_latent_THr, q_rope_THd, pools, factors, rows, share, scale, ancestors_TU)
+
+
+def _attend(
+    q_latent_THr: jax.Array,
+    q_rope_THd: jax.Array,
+    pools: tuple[jax.Array, jax.Array],
+    factors: tuple[jax.Array | None, jax.Array | None],
+    rows: tuple[jax.Array, jax.Array, jax.Array],
+    share: Share,
+    scale: float,
+    ancestors_TU: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Float32 output and log-sum-exp.
+
+    Args:
+        factors: scales of the pools.
+        rows: block table, query starts and context lengths.
+    """
+    block_table_RM, query_start_Q, context_len_R = rows
     T = q_latent_THr.shape[0]
     R, M = block_table_RM.shape
-    N, _, S, _ = latent_NKSr.shape
+    N, _, S, _ = pools[0].shape
     token = jnp.arange(T)
     row_T = jnp.clip(jnp.searchsorted(query_start_Q, token, side="right") - 1, 0, R - 1)
     position_T = context_len_R[row_T] - query_start_Q[row_T + 1] + token
-    c = jnp.arange(M * S)
+    c = share.positions(jnp.arange(M * S), S)
     seen_TC = c <= position_T[:, None]
     if ancestors_TU is not None:
         prefix_T = position_T - (token - query_start_Q[row_T])
@@ -67,13 +116,14 @@ def mla_attention(
             x_RCe = x_RCe * scale_K[0]
         return jnp.where(seen_TC[:, :, None], x_RCe[row_T], 0.0)
 
-    latent_TCr, rope_TCd = read(latent_NKSr, latent_scale_K), read(rope_NKSd, rope_scale_K)
+    latent_TCr, rope_TCd = map(read, pools, factors)
     with jax.default_matmul_precision("highest"):
         s_THC = jnp.einsum("thr,tcr->thc", q_latent_THr.astype(jnp.float32), latent_TCr)
         s_THC = s_THC + jnp.einsum("thd,tcd->thc", q_rope_THd.astype(jnp.float32), rope_TCd)
         s_THC = jnp.where(seen_TC[:, None], s_THC * scale, -jnp.inf)
         top = jnp.max(s_THC, axis=-1, keepdims=True)
-        p_THC = jnp.exp(s_THC - jnp.where(top == -jnp.inf, 0.0, top))
+        top = jnp.where(top == -jnp.inf, 0.0, top)
+        p_THC = jnp.exp(s_THC - top)
         total = p_THC.sum(-1, keepdims=True)
         out_THr = jnp.einsum("thc,tcr->thr", p_THC / jnp.where(total == 0, 1.0, total), latent_TCr)
-    return out_THr.astype(q_latent_THr.dtype)
+    return out_THr, (top + jnp.log(total))[..., 0]

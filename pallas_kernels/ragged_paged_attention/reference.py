@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.kv_storage import as_values
+from pallas_kernels.ragged_paged_attention.shares import Share
 
 
 def ragged_paged_attention(
@@ -48,9 +49,86 @@ def ragged_paged_attention(
         [T, H, h] in the dtype of q. Rows past ``query_start[R]`` are 0. Nothing in a slot that a sequence
         does not own, NaN included, reaches its output.
     """
+    factors = (k_scale_K, v_scale_K)
+    out_THh, _ = _attend(
+        q_THh,
+        (k_NKSh, v_NKSh),
+        (block_table_RM, query_start_Q, context_len_R),
+        Share(0, 1),
+        scale,
+        window,
+        soft_cap,
+        sinks_H,
+        factors,
+        ancestors_TU,
+    )
+    return out_THh.astype(q_THh.dtype)
+
+
+def ragged_paged_attention_share(
+    q_THh: jax.Array,
+    k_NKSh: jax.Array,
+    v_NKSh: jax.Array,
+    block_table_RM: jax.Array,
+    query_start_Q: jax.Array,
+    context_len_R: jax.Array,
+    *,
+    share: Share,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale_K: jax.Array | None = None,
+    v_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention to the slots that one of several devices holds; ``merge`` of ``shares`` makes of the results of all
+    devices what ``ragged_paged_attention`` makes of the whole context.
+
+    Args:
+        k_NKSh, v_NKSh: this device's part of the pools; see ``shares`` for which slots those are.
+        share: this device's. The other arguments are those of all devices.
+
+    Returns:
+        The attention output, float32 ``[T, H, h]``, and the logarithm of the softmax's sum of exponentials, float32
+        ``[T, H]``: -inf for a query that sees nothing here. Rows past ``query_start[R]`` have finite outputs and the
+        same number, or -inf, on all devices.
+    """
+    return _attend(
+        q_THh,
+        (k_NKSh, v_NKSh),
+        (block_table_RM, query_start_Q, context_len_R),
+        share,
+        scale,
+        window,
+        soft_cap,
+        None,
+        (k_scale_K, v_scale_K),
+        ancestors_TU,
+    )
+
+
+def _attend(
+    q_THh: jax.Array,
+    pools: tuple[jax.Array, jax.Array],
+    rows: tuple[jax.Array, jax.Array, jax.Array],
+    share: Share,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks_H: jax.Array | None,
+    factors: tuple[jax.Array | None, jax.Array | None],
+    ancestors_TU: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Float32 output and log-sum-exp.
+
+    Args:
+        rows: block table, query starts and context lengths.
+        factors: scales of K and V.
+    """
+    block_table_RM, query_start_Q, context_len_R = rows
     T, H, h = q_THh.shape
     R, M = block_table_RM.shape
-    N, K, S, _ = k_NKSh.shape
+    N, K, S, _ = pools[0].shape
     token = jnp.arange(T)
     row_T = jnp.clip(jnp.searchsorted(query_start_Q, token, side="right") - 1, 0, R - 1)
     valid_T = token < query_start_Q[R]
@@ -58,21 +136,21 @@ def ragged_paged_attention(
     prefix_T = context_len_R[row_T] - length_R[row_T]
     position_T = prefix_T + token - query_start_Q[row_T]
     table_RM = jnp.clip(block_table_RM, 0, N - 1)
+    c = share.positions(jnp.arange(M * S), S)
 
     def dense(pool_NKSh: jax.Array, scale_K: jax.Array | None) -> jax.Array:
         x_RKCh = as_values(pool_NKSh[table_RM]).swapaxes(1, 2).reshape(R, K, M * S, h).astype(jnp.float32)
         if scale_K is not None:
             x_RKCh = x_RKCh * scale_K[None, :, None, None]
-        owned_RC = jnp.arange(M * S) < context_len_R[:, None]
+        owned_RC = c < context_len_R[:, None]
         return jnp.where(owned_RC[:, None, :, None], x_RKCh, 0.0)
 
-    k_RKCh, v_RKCh = dense(k_NKSh, k_scale_K), dense(v_NKSh, v_scale_K)
+    k_RKCh, v_RKCh = map(dense, pools, factors)
     q_TKGh = q_THh.astype(jnp.float32).reshape(T, K, H // K, h)
     with jax.default_matmul_precision("highest"):
         s_TKGC = jnp.einsum("tkgh,tkch->tkgc", q_TKGh, k_RKCh[row_T]) * scale
         if soft_cap is not None:
             s_TKGC = soft_cap * jnp.tanh(s_TKGC / soft_cap)
-        c = jnp.arange(M * S)
         seen_TC = c <= position_T[:, None]
         if window is not None:
             seen_TC &= c > position_T[:, None] - window
@@ -94,7 +172,7 @@ def ragged_paged_attention(
         p_TKGC = p_TKGC / jnp.where(denominator == 0, 1.0, denominator)
         v_TKCh = jnp.where(seen_TC[:, None, :, None], v_RKCh[row_T], 0.0)
         out_TKGh = jnp.einsum("tkgc,tkch->tkgh", p_TKGC, v_TKCh)
-    return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)
+    return out_TKGh.reshape(T, H, h), (top + jnp.log(denominator)).reshape(T, H)
 
 
 def seen_in_tree(ancestors_TU: jax.Array, prefix_T: jax.Array, c: jax.Array, window: int | None) -> jax.Array:

@@ -22,8 +22,11 @@ scores and outputs. float32 products are not rounded to TF32. A row's result dep
 neighbours: shares are cut by the row's own context, and merged in order.
 
 Method: FlashAttention (Dao et al. 2022, arXiv:2205.14135) over a paged cache (Kwon et al. 2023, arXiv:2309.06180), with
-the split contexts of Flash-Decoding (Dao et al. 2023).
+the split contexts of Flash-Decoding (Dao et al. 2023). A share of a context, for devices that hold parts of it, is the
+same with limits that count this device's slots.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +34,13 @@ import jax.numpy as jnp
 from pallas_kernels.gpus import Generation
 from pallas_kernels.pool_limits import offsets_fit
 from pallas_kernels.ragged_paged_attention import triton_plan
+from pallas_kernels.ragged_paged_attention.shares import Share
 from pallas_kernels.ragged_paged_attention.triton_kernel import (
     Inputs,
     Partial,
     Scoring,
     attend,
+    output_of,
     tokens_per_tile,
 )
 from pallas_kernels.ragged_paged_attention.triton_merge import merge
@@ -67,23 +72,84 @@ def ragged_paged_attention(
     interpret: bool = False,
 ) -> jax.Array:
     """See ``reference.ragged_paged_attention``."""
+    return _attention(
+        (q_THh, k_NKSh, v_NKSh),
+        (block_table_RM, query_start_Q, context_len_R),
+        (sinks_H, k_scale_K, v_scale_K, ancestors_TU),
+        Scoring(scale, window, soft_cap),
+        None,
+        choice or choose(generation, facts(q_THh, k_NKSh, block_table_RM, window)),
+        interpret,
+    )
+
+
+def ragged_paged_attention_share(
+    q_THh: jax.Array,
+    k_NKSh: jax.Array,
+    v_NKSh: jax.Array,
+    block_table_RM: jax.Array,
+    query_start_Q: jax.Array,
+    context_len_R: jax.Array,
+    *,
+    share: Share,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale_K: jax.Array | None = None,
+    v_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
+    generation: Generation = "hopper",
+    choice: Choice | None = None,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """See ``reference.ragged_paged_attention_share``."""
+    out_THe = _attention(
+        (q_THh, k_NKSh, v_NKSh),
+        (block_table_RM, query_start_Q, context_len_R),
+        (None, k_scale_K, v_scale_K, ancestors_TU),
+        Scoring(scale, window, soft_cap),
+        share,
+        choice or choose(generation, facts(q_THh, k_NKSh, block_table_RM, window)),
+        interpret,
+    )
+    return out_THe[..., :-1], out_THe[..., -1]
+
+
+def _attention(
+    arrays: tuple[jax.Array, jax.Array, jax.Array],
+    rows: tuple[jax.Array, jax.Array, jax.Array],
+    optional: tuple[jax.Array | None, jax.Array | None, jax.Array | None, jax.Array | None],
+    scoring: Scoring,
+    share: Share | None,
+    choice: Choice,
+    interpret: bool,
+) -> jax.Array:
+    """``triton_kernel.output_of`` of all tokens.
+
+    Args:
+        arrays: queries and pools.
+        rows: block table, query starts and context lengths.
+        optional: sinks, scales of K and V, and tree masks.
+    """
+    (q_THh, k_NKSh, v_NKSh), (block_table_RM, query_start_Q, context_len_R) = arrays, rows
     T, H, _ = q_THh.shape
-    K = k_NKSh.shape[1]
+    _, K, S, _ = k_NKSh.shape
     R = context_len_R.shape[0]
-    if choice is None:
-        choice = choose(generation, facts(q_THh, k_NKSh, block_table_RM, window))
-    tokens, row_T = triton_plan.plan_tokens(T, query_start_Q, context_len_R, ancestors_TU)
-    scoring = Scoring(scale, window, soft_cap)
+
+    def slots_before(position: jax.Array) -> jax.Array:
+        return position if share is None else share.slots_before(position, S)
+
+    tokens, row_T = triton_plan.plan_tokens(
+        T, query_start_Q, context_len_R, optional[-1], scoring.window, slots_before
+    )
+    index_1 = None if share is None else jnp.asarray(share.index, jnp.int32)[None]
+    shares = 1 if share is None else share.count
 
     def run(tiles: Tiles, launch: Launch, per_tile: int, out_THh: jax.Array | None) -> jax.Array:
-        inputs = Inputs(
-            q_THh, k_NKSh, v_NKSh, block_table_RM, tokens, tiles, sinks_H, k_scale_K, v_scale_K, ancestors_TU
-        )
-        out = attend(inputs, scoring, launch, per_tile, out_THh, interpret)
+        inputs = Inputs(q_THh, k_NKSh, v_NKSh, block_table_RM, tokens, tiles, *optional, index_1)
+        out = attend(inputs, scoring, launch, per_tile, shares, out_THh, interpret)
         if isinstance(out, Partial):
-            return merge(
-                out, tiles, per_tile, jax.ShapeDtypeStruct(q_THh.shape, q_THh.dtype), out_THh, interpret
-            )
+            return merge(out, tiles, per_tile, output_of(inputs), out_THh, interpret)
         return out
 
     if T <= R:
@@ -138,3 +204,8 @@ def supports(
     if h > MAX_HEAD_WIDTH:
         return False, f"head width {h}; supported: up to {MAX_HEAD_WIDTH}"
     return offsets_fit(k_NKSh.shape, kv_dtype)
+
+
+def supports_share(*args: jax.Array, share: Share, **options: Any) -> tuple[bool, str]:
+    """Whether ``ragged_paged_attention_share`` can serve the arguments, and why not."""
+    return supports(*args, **options)

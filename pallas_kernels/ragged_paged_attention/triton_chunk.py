@@ -15,6 +15,7 @@ Ref = Any
 # Smaller than any score. It is finite, so that a query which has seen nothing yet needs no special case.
 LOWEST = float(jnp.finfo(jnp.float32).min)
 LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,10 @@ class Scoring:
 
 
 class Inputs(NamedTuple):
-    """Arrays of a launch, and references to them in the kernel; see ``reference``."""
+    """Arrays of a launch, and references to them in the kernel; see ``reference``.
+
+    ``share_1`` is the index of a share of the context, ``[1]``; None: the context is whole.
+    """
 
     q_THh: Ref
     k_NKSh: Ref
@@ -39,6 +43,7 @@ class Inputs(NamedTuple):
     k_scale_K: Ref | None
     v_scale_K: Ref | None
     ancestors_TU: Ref | None
+    share_1: Ref | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Spec:
         heads: query heads that a program computes, of the ``group`` ones of its KV head.
         tokens: that a program computes at most.
         width: head width, padded to a power of two.
-        scalar_tile: whether tiles have one token, so that one loop is enough.
+        shares: of the context, if it is not whole.
     """
 
     scoring: Scoring
@@ -59,6 +64,7 @@ class Spec:
     tokens: int
     width: int
     compute: jnp.dtype
+    shares: int
 
 
 class Rows(NamedTuple):
@@ -67,7 +73,7 @@ class Rows(NamedTuple):
     token_r: jax.Array
     head_r: jax.Array
     valid_r: jax.Array
-    position_r: jax.Array
+    first_r: jax.Array
     solid_r: jax.Array
     limit_r: jax.Array
 
@@ -117,7 +123,7 @@ def add_chunk(
     else:
         s_rC = s_rC * (factor * LOG2_E)
     if owned_C is not None:
-        s_rC = jnp.where(_seen(ins, slot_C, rows, span, solid, window), s_rC, -jnp.inf)
+        s_rC = jnp.where(_seen(ins, slot_C, rows, span, solid, spec), s_rC, -jnp.inf)
     top_r = jnp.maximum(state.top_r, jnp.max(s_rC, axis=1))
     p_rC = jnp.exp2(s_rC - top_r[:, None])
     keep_r = jnp.exp2(state.top_r - top_r)
@@ -125,17 +131,15 @@ def add_chunk(
     return State(top_r, state.sum_r * keep_r + jnp.sum(p_rC, axis=1), out_rh)
 
 
-def _seen(
-    ins: Inputs, slot_C: jax.Array, rows: Rows, span: Span, solid: bool, window: int | None
-) -> jax.Array:
+def _seen(ins: Inputs, slot_C: jax.Array, rows: Rows, span: Span, solid: bool, spec: Spec) -> jax.Array:
     """Which slots of a chunk each query sees."""
     slot_1C = slot_C[None, :]
     seen_rC = slot_1C < rows.solid_r[:, None]
-    if window is not None:
-        seen_rC &= slot_1C > rows.position_r[:, None] - window
+    if spec.scoring.window is not None:
+        seen_rC &= slot_1C >= rows.first_r[:, None]
     if solid or ins.ancestors_TU is None:
         return seen_rC
-    node_1C = slot_1C - span.prefix
+    node_1C = _positions(ins, slot_1C, spec) - span.prefix
     words = ins.ancestors_TU.shape[1]
     in_tree_rC = (
         (slot_1C >= rows.solid_r[:, None]) & (slot_1C < rows.limit_r[:, None]) & (node_1C < 32 * words)
@@ -143,6 +147,15 @@ def _seen(
     word_1C = jnp.clip(jnp.right_shift(node_1C, 5), 0, words - 1)
     word_rC = plgpu.load(ins.ancestors_TU.at[rows.token_r[:, None], word_1C], mask=in_tree_rC, other=0)
     return seen_rC | (jnp.right_shift(word_rC, node_1C & 31) & 1 == 1)
+
+
+def _positions(ins: Inputs, slot_1C: jax.Array, spec: Spec) -> jax.Array:
+    """As ``Share.positions``."""
+    if ins.share_1 is None:
+        return slot_1C
+    S = ins.k_NKSh.shape[2]
+    block_1C = div(slot_1C, S)
+    return (block_1C * (spec.shares - 1) + ins.share_1[0]) * S + slot_1C
 
 
 def _pages(ins: Inputs, slot_C: jax.Array, owned_C: jax.Array | None, span: Span) -> jax.Array:
@@ -186,3 +199,9 @@ def _dot(a: jax.Array, b: jax.Array, transpose: bool) -> jax.Array:
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     dimensions = (((1,), (1 if transpose else 0,)), ((), ()))
     return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+def log_sum_exp(top: jax.Array, total: jax.Array) -> jax.Array:
+    """Natural logarithm of a sum of exponentials, from the running maximum in base 2 and the sum; of 0 it is -inf."""
+    empty = total == 0
+    return jnp.where(empty, -jnp.inf, top * LN_2 + jnp.log(jnp.where(empty, 1.0, total)))

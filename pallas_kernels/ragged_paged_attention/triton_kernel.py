@@ -21,6 +21,7 @@ from pallas_kernels.ragged_paged_attention.triton_chunk import (
     add_chunk,
     div,
     in_width,
+    log_sum_exp,
 )
 from pallas_kernels.ragged_paged_attention.tuning import Launch
 from pallas_kernels.triton_call import triton_call
@@ -55,11 +56,25 @@ def tokens_per_tile(launch: Launch, group: int) -> int:
     return max(1, launch.rows // group)
 
 
+def output_of(inputs: Inputs) -> jax.ShapeDtypeStruct:
+    """What the tiles make. Of a share of the context: float32, with one more value per head, the log-sum-exp."""
+    T, H, h = inputs.q_THh.shape
+    if inputs.share_1 is None:
+        return jax.ShapeDtypeStruct((T, H, h), inputs.q_THh.dtype)
+    return jax.ShapeDtypeStruct((T, H, h + 1), jnp.float32)
+
+
 def attend(
-    inputs: Inputs, scoring: Scoring, launch: Launch, tokens: int, out_THh: jax.Array | None, interpret: bool
+    inputs: Inputs,
+    scoring: Scoring,
+    launch: Launch,
+    tokens: int,
+    shares: int,
+    out_THh: jax.Array | None,
+    interpret: bool,
 ) -> jax.Array | Partial:
     """Computes the tiles, into (a copy in place of) ``out_THh`` or, with several splits, into partial states."""
-    T, H, h = inputs.q_THh.shape
+    _, H, h = inputs.q_THh.shape
     K = inputs.k_NKSh.shape[1]
     heads = min(H // K, launch.rows)
     spec = Spec(
@@ -70,6 +85,7 @@ def attend(
         tokens,
         pl.next_power_of_2(h),
         compute_dtype(inputs.q_THh, inputs.k_NKSh),
+        shares,
     )
     I = inputs.tiles.token_I.shape[0]
     grid = (I, K * pl.cdiv(H // K, heads), launch.splits)
@@ -81,7 +97,7 @@ def attend(
         shapes = (I * tokens, H, launch.splits)
         state = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*shapes, h), shapes, shapes)]
         return Partial(*call(partial(_split_kernel, spec=spec), out_shape=state, name=name)(inputs))
-    shape = jax.ShapeDtypeStruct((T, H, h), inputs.q_THh.dtype)
+    shape = output_of(inputs)
     if out_THh is None:
         return call(partial(_kernel, spec=spec), out_shape=shape, name=name)(inputs)
     aliases = {len(jax.tree.leaves(inputs)): 0}
@@ -112,8 +128,11 @@ def _kernel(ins: Inputs, out_THh: Ref, *, spec: Spec) -> None:
         plgpu.store(
             out_THh.at[rows.token_r[:, None], rows.head_r[:, None], width[None, :]],
             out_rh.astype(out_THh.dtype),
-            mask=in_width(rows.valid_r, width, out_THh.shape[-1]),
+            mask=in_width(rows.valid_r, width, ins.q_THh.shape[-1]),
         )
+        if ins.share_1 is not None:
+            at = out_THh.at[rows.token_r, rows.head_r, ins.q_THh.shape[-1]]
+            plgpu.store(at, log_sum_exp(state.top_r, state.sum_r), mask=rows.valid_r)
 
 
 def _split_kernel(ins: Inputs, out_PHXh: Ref, top_PHX: Ref, sum_PHX: Ref, *, spec: Spec) -> None:
@@ -144,8 +163,7 @@ def _attend_tile(ins: Inputs, program: Program, spec: Spec) -> tuple[Rows, State
     highest = jnp.iinfo(jnp.int32).max
     first = jnp.int32(0)
     if spec.scoring.window is not None:
-        position = jnp.min(jnp.where(rows.valid_r, rows.position_r, highest))
-        first = jnp.maximum(position - spec.scoring.window + 1, 0)
+        first = jnp.min(jnp.where(rows.valid_r, rows.first_r, highest))
     end = jnp.max(rows.limit_r)
     solid = jnp.min(jnp.where(rows.valid_r, rows.solid_r, highest))
     span = Span(ins.tiles.row_I[tile], kv_head, first, end, ins.tiles.prefix_I[tile])

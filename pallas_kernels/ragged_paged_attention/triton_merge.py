@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from pallas_kernels.ragged_paged_attention.triton_chunk import LOWEST, Ref, div
+from pallas_kernels.ragged_paged_attention.triton_chunk import LOWEST, Ref, div, log_sum_exp
 from pallas_kernels.ragged_paged_attention.triton_kernel import Partial
 from pallas_kernels.ragged_paged_attention.triton_plan import Tiles
 from pallas_kernels.triton_call import triton_call
@@ -68,6 +68,7 @@ def _merge(state: Partial, tiles: Tiles, out_THh: Ref, *, tokens: int) -> None:
         )
         total = jnp.sum(sum_X * weight_X)
         out_h = jnp.sum(out_Xh * weight_X[:, None], axis=0) / jnp.where(total == 0, 1.0, total)
-        plgpu.store(
-            out_THh.at[tiles.token_I[tile] + i, head, width], out_h.astype(out_THh.dtype), mask=width < h
-        )
+        token = tiles.token_I[tile] + i
+        plgpu.store(out_THh.at[token, head, width], out_h.astype(out_THh.dtype), mask=width < h)
+        if out_THh.shape[-1] > h:
+            plgpu.store(out_THh.at[token, head, h], log_sum_exp(top, total))

@@ -3,6 +3,7 @@
 The arrays depend on the batch alone and not on the layer, so that a compiled step computes them once.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -10,16 +11,16 @@ import jax.numpy as jnp
 
 
 class Tokens(NamedTuple):
-    """What each token sees of its row's context, in slots; int32 ``[T]``.
+    """What each token sees of its row's context, in slots, of which only those of this device count; int32 ``[T]``.
 
     Attributes:
-        position_T: from which the window counts.
+        first_T: the window begins here; no slot before this one is seen, except those of a tree.
         solid_T: all slots before this one are seen, as far as the window reaches: up to its own one for a causal
             token, those of earlier steps for a token of a tree.
         limit_T: no slot from this one on is seen. 0 for tokens that no row owns.
     """
 
-    position_T: jax.Array
+    first_T: jax.Array
     solid_T: jax.Array
     limit_T: jax.Array
 
@@ -31,7 +32,7 @@ class Tiles(NamedTuple):
         token_I: the first token.
         count_I: how many; a tile of 0 has nothing to do.
         row_I: whose.
-        prefix_I: slots of the row that earlier steps wrote.
+        prefix_I: tokens of the row that earlier steps wrote.
     """
 
     token_I: jax.Array
@@ -41,9 +42,18 @@ class Tiles(NamedTuple):
 
 
 def plan_tokens(
-    T: int, query_start_Q: jax.Array, context_len_R: jax.Array, ancestors_TU: jax.Array | None
+    T: int,
+    query_start_Q: jax.Array,
+    context_len_R: jax.Array,
+    ancestors_TU: jax.Array | None,
+    window: int | None,
+    slots_before: Callable[[jax.Array], jax.Array],
 ) -> tuple[Tokens, jax.Array]:
-    """What every token sees, and its row."""
+    """What every token sees, and its row.
+
+    Args:
+        slots_before: from positions to the number of slots before them.
+    """
     token_T = jnp.arange(T, dtype=jnp.int32)
     row_T = _count_below(query_start_Q[1:], token_T)
     owned_T = row_T < context_len_R.shape[0]
@@ -57,7 +67,11 @@ def plan_tokens(
         position_T = jnp.where(tree_T, prefix_T + depth_T, position_T)
         solid_T = jnp.where(tree_T, prefix_T, solid_T)
         limit_T = jnp.where(tree_T, context_len_R[row_T], limit_T)
-    return Tokens(position_T, jnp.where(owned_T, solid_T, 0), jnp.where(owned_T, limit_T, 0)), row_T
+    first_T = jnp.zeros_like(position_T)
+    if window is not None:
+        first_T = slots_before(jnp.maximum(position_T - window + 1, 0))
+    solid_T, limit_T = (jnp.where(owned_T, slots_before(x_T), 0) for x_T in (solid_T, limit_T))
+    return Tokens(first_T, solid_T, limit_T), row_T
 
 
 def one_token_tiles(row_T: jax.Array, query_start_Q: jax.Array, context_len_R: jax.Array) -> Tiles:

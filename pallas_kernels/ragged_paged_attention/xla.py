@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.kv_storage import value_dtype
+from pallas_kernels.ragged_paged_attention.shares import Share
 from pallas_kernels.ragged_paged_attention.xla_chunks import Context, Scoring, read_chunk
 from pallas_kernels.ragged_paged_attention.xla_rows import attend_rows
 from pallas_kernels.ragged_paged_attention.xla_tiles import attend_tiles
@@ -65,9 +66,74 @@ def ragged_paged_attention(
     """See ``reference.ragged_paged_attention``."""
     T, H, h = q_THh.shape
     K = k_NKSh.shape[1]
-    scoring = Scoring(scale, window, soft_cap)
     sink_KG = None if sinks_H is None else sinks_H.astype(jnp.float32).reshape(K, H // K)
-    q_TKGh = q_THh.astype(jnp.float32).reshape(T, K, H // K, h) * scale
+    out_TKGh = _attend_pools(
+        q_THh,
+        (k_NKSh, v_NKSh),
+        (block_table_RM, query_start_Q, context_len_R),
+        Scoring(scale, window, soft_cap),
+        sink_KG,
+        k_scale_K,
+        ancestors_TU,
+    )
+    if v_scale_K is not None:
+        out_TKGh = out_TKGh * v_scale_K[:, None, None]
+    return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)
+
+
+def ragged_paged_attention_share(
+    q_THh: jax.Array,
+    k_NKSh: jax.Array,
+    v_NKSh: jax.Array,
+    block_table_RM: jax.Array,
+    query_start_Q: jax.Array,
+    context_len_R: jax.Array,
+    *,
+    share: Share,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale_K: jax.Array | None = None,
+    v_scale_K: jax.Array | None = None,
+    ancestors_TU: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """See ``reference.ragged_paged_attention_share``."""
+    T, H, h = q_THh.shape
+    out_TKGe = _attend_pools(
+        q_THh,
+        (k_NKSh, v_NKSh),
+        (block_table_RM, query_start_Q, context_len_R),
+        Scoring(scale, window, soft_cap),
+        None,
+        k_scale_K,
+        ancestors_TU,
+        share,
+    )
+    out_TKGh, lse_TKG = out_TKGe[..., :h], out_TKGe[..., h]
+    if v_scale_K is not None:
+        out_TKGh = out_TKGh * v_scale_K[:, None, None]
+    return out_TKGh.reshape(T, H, h), lse_TKG.reshape(T, H)
+
+
+def _attend_pools(
+    q_THh: jax.Array,
+    pools: tuple[jax.Array, jax.Array],
+    rows: tuple[jax.Array, jax.Array, jax.Array],
+    scoring: Scoring,
+    sink_KG: jax.Array | None,
+    k_scale_K: jax.Array | None,
+    ancestors_TU: jax.Array | None,
+    share: Share | None = None,
+) -> jax.Array:
+    """``attend`` with keys and values of pools.
+
+    Args:
+        rows: block table, query starts and context lengths.
+    """
+    (k_NKSh, v_NKSh), (block_table_RM, query_start_Q, context_len_R) = pools, rows
+    T, H, h = q_THh.shape
+    K, S = k_NKSh.shape[1:3]
+    q_TKGh = q_THh.astype(jnp.float32).reshape(T, K, H // K, h) * scoring.scale
     if k_scale_K is not None:
         q_TKGh = q_TKGh * k_scale_K[:, None, None]
 
@@ -77,11 +143,8 @@ def ragged_paged_attention(
         k_BKCh = read_chunk(k_NKSh, block_BJ, owned_B, visible_B)
         return k_BKCh, read_chunk(v_NKSh, block_BJ, owned_B, visible_B)
 
-    context = Context(read, k_NKSh.shape[2], h, block_table_RM)
-    out_TKGh = attend(q_TKGh, context, query_start_Q, context_len_R, scoring, sink_KG, ancestors_TU)
-    if v_scale_K is not None:
-        out_TKGh = out_TKGh * v_scale_K[:, None, None]
-    return out_TKGh.reshape(T, H, h).astype(q_THh.dtype)
+    context = Context(read, S, h, block_table_RM, share)
+    return attend(q_TKGh, context, query_start_Q, context_len_R, scoring, sink_KG, ancestors_TU)
 
 
 def attend(
@@ -94,7 +157,7 @@ def attend(
     ancestors_TU: jax.Array | None,
 ) -> jax.Array:
     """Attention of ragged queries, float32 and scaled already, whatever keys and values are: float32 ``[T, K, G, value
-    width]``."""
+    width]``, see ``Context`` for that of a share."""
     T, R = q_TKGh.shape[0], context_len_R.shape[0]
     length_R = query_start_Q[1:] - query_start_Q[:-1]
     q_RKGh = jnp.take(q_TKGh, query_start_Q[:-1], axis=0, mode="clip")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.kv_storage import value_dtype
+from pallas_kernels.ragged_paged_attention.shares import Share
 
 # Slots per chunk. The same for every batch shape, so that a row's sums are formed in the same order everywhere.
 CHUNK_SLOTS = 128
@@ -25,19 +26,31 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Context:
-    """The cached keys and values of a batch.
+    """The cached keys and values of a batch, or the share of them that a device holds.
+
+    Slots are counted along a row of the table, as far as they are here.
 
     Attributes:
         read: blocks ``[B, J]`` of B sequences as float32 keys ``[B, K, J * S, h]`` and values of width ``value_width``;
             the other two arguments are those of ``read_chunk``.
         slots: S of a block.
         block_table_RM: int32 block ids.
+        share: of the context, see ``Share``. Outputs then have one more value behind those of a head: the log-sum-exp.
     """
 
     read: Callable[[jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array]]
     slots: int
     value_width: int
     block_table_RM: jax.Array
+    share: Share | None = None
+
+    def positions(self, slot: jax.Array) -> jax.Array:
+        """Positions in the sequence of slots."""
+        return slot if self.share is None else self.share.positions(slot, self.slots)
+
+    def slots_before(self, position: jax.Array) -> jax.Array:
+        """How many slots have positions below this one; may be negative where it is."""
+        return position if self.share is None else self.share.slots_before(position, self.slots)
 
 
 def blocks_per_chunk(slots: int, width: int) -> int:
@@ -101,7 +114,7 @@ def _float16(bits: jax.Array) -> jax.Array:
 
 
 def causal(slot_BC: jax.Array, position_Bt: jax.Array, window: int | None) -> jax.Array:
-    """Which slots, given their positions, a query at a position sees: ``[B, t, C]``."""
+    """Which keys, given their positions, a query at a position sees: ``[B, t, C]``."""
     seen_BtC = slot_BC[:, None] <= position_Bt[:, :, None]
     if window is not None:
         seen_BtC &= slot_BC[:, None] > position_Bt[:, :, None] - window
@@ -159,6 +172,16 @@ def step(
     return Softmax(top_BKGt, state.sum_BKGt * keep_BKGt + jnp.sum(p_BKGtC, axis=-1), out_BKGth)
 
 
-def finish(state: Softmax) -> jax.Array:
-    """The attention output; 0 for queries that saw nothing."""
-    return state.out_BKGth / jnp.where(state.sum_BKGt == 0, 1.0, state.sum_BKGt)[..., None]
+def finish(state: Softmax, with_logsumexp: bool = False) -> jax.Array:
+    """The attention output; 0 for queries that saw nothing.
+
+    Args:
+        with_logsumexp: append the logarithm of the sum of exponentials as one more value; -inf for such queries.
+    """
+    empty_BKGt = state.sum_BKGt == 0
+    sum_BKGt = jnp.where(empty_BKGt, 1.0, state.sum_BKGt)
+    out_BKGth = state.out_BKGth / sum_BKGt[..., None]
+    if not with_logsumexp:
+        return out_BKGth
+    lse_BKGt = jnp.where(empty_BKGt, -jnp.inf, state.top_BKGt + jnp.log(sum_BKGt))
+    return jnp.concatenate([out_BKGth, lse_BKGt[..., None]], axis=-1)

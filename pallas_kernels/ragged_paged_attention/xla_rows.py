@@ -34,7 +34,7 @@ def attend_rows(
         context_len_R: 0 for rows to leave out.
 
     Returns:
-        float32 ``[R, K, G, value width]``; 0 for rows left out.
+        float32 ``[R, K, G, value width]``, see ``Context`` for that of a share; 0 for rows left out.
     """
     R, K, G, _ = q_RKGh.shape
     M = context.block_table_RM.shape[1]
@@ -42,7 +42,12 @@ def attend_rows(
     B = min(GROUP_ROWS, R)
     J = blocks_per_chunk(S, M)
     C = J * S
-    order_P, place_R, chunks_g, first_P, context_P = _plan(context_len_R, B, C, scoring.window)
+    end_R = context.slots_before(context_len_R)
+    visible_R = jnp.zeros_like(end_R)
+    if scoring.window is not None:
+        visible_R = context.slots_before(context_len_R - scoring.window)
+    order_P, place_R, chunks_g, first_P = _plan(end_R, jnp.maximum(visible_R, 0) // C, B, C)
+    context_P, end_P, visible_P = (_at_places(x_R, order_P) for x_R in (context_len_R, end_R, visible_R))
     q_PKGh = jnp.take(q_RKGh, order_P, axis=0, mode="clip")
     table = context.block_table_RM.reshape(-1)
 
@@ -54,14 +59,17 @@ def attend_rows(
         chunk_B = jax.lax.dynamic_slice_in_dim(first_P, at, B) + i
         entry_BJ = row_B[:, None] * M + jnp.minimum(chunk_B[:, None] * J + jnp.arange(J), M - 1)
         block_BJ = jnp.take(table, entry_BJ, mode="clip")
-        owned_B = context_B - chunk_B * C
-        visible_B = None if scoring.window is None else owned_B - scoring.window
+        owned_B = jax.lax.dynamic_slice_in_dim(end_P, at, B) - chunk_B * C
+        visible_B = None
+        if scoring.window is not None:
+            visible_B = jax.lax.dynamic_slice_in_dim(visible_P, at, B) - chunk_B * C
+        position_BC = context.positions(chunk_B[:, None] * C + jnp.arange(C))
         old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, B), state)
         new = step(
             old,
             jax.lax.dynamic_slice_in_dim(q_PKGh, at, B)[:, :, :, None],
             *context.read(block_BJ, owned_B, visible_B),
-            causal(chunk_B[:, None] * C + jnp.arange(C), context_B[:, None] - 1, scoring.window),
+            causal(position_BC, context_B[:, None] - 1, scoring.window),
             scoring,
         )
         state = jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, at, 0), state, new)
@@ -71,26 +79,26 @@ def attend_rows(
     groups = jnp.sum(chunks_g > 0)
     init = (jnp.int32(0), jnp.int32(0), start((order_P.shape[0], K, G, 1, context.value_width), sink_KG))
     _, _, state = jax.lax.while_loop(lambda carry: carry[0] < groups, body, init)
-    return finish(state)[place_R, :, :, 0]
+    return finish(state, context.share is not None)[place_R, :, :, 0]
 
 
-def _plan(context_len_R: jax.Array, B: int, C: int, window: int | None) -> tuple[jax.Array, ...]:
-    """Sorts the rows by the chunks they need.
+def _plan(end_R: jax.Array, first_R: jax.Array, B: int, C: int) -> tuple[jax.Array, ...]:
+    """Sorts the rows by the chunks they need: from ``first_R`` to the one in which slot ``end_R`` - 1 lies.
 
     Returns:
         order_P: row at each place (padded to whole groups), place_R: place of each row, chunks_g: trips of each group,
-        first_P: first chunk of each place, context_P: context length of each place (0 for padding).
+        first_P: first chunk of each place.
     """
-    R = context_len_R.shape[0]
-    first_R = jnp.zeros_like(context_len_R)
-    if window is not None:
-        first_R = jnp.maximum(context_len_R - window, 0) // C
-    need_R = (context_len_R + C - 1) // C - first_R
+    R = end_R.shape[0]
+    need_R = (end_R + C - 1) // C - first_R
     order_R = jnp.argsort(-need_R)
     place_R = jnp.zeros_like(order_R).at[order_R].set(jnp.arange(R))
     pad = -R % B
     order_P = jnp.pad(order_R, (0, pad))
-    real_P = jnp.arange(R + pad) < R
-    context_P = jnp.where(real_P, context_len_R[order_P], 0)
-    chunks_g = jnp.where(real_P, need_R[order_P], 0).reshape(-1, B).max(axis=1)
-    return order_P, place_R, chunks_g, first_R[order_P], context_P
+    chunks_g = _at_places(need_R, order_P).reshape(-1, B).max(axis=1)
+    return order_P, place_R, chunks_g, first_R[order_P]
+
+
+def _at_places(x_R: jax.Array, order_P: jax.Array) -> jax.Array:
+    """What belongs to the row at each place; 0 at those that pad the last group."""
+    return jnp.where(jnp.arange(order_P.shape[0]) < x_R.shape[0], x_R[order_P], 0)

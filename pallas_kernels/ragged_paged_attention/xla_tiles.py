@@ -39,10 +39,10 @@ class Tree:
         depth_t = jax.lax.population_count(self.ancestors_tU).sum(-1) - 1
         return jnp.where(self.mask_t, self.prefix + depth_t, position_t)
 
-    def seen(self, seen_tC: jax.Array, slot_C: jax.Array) -> jax.Array:
+    def seen(self, seen_tC: jax.Array, position_C: jax.Array) -> jax.Array:
         """Replaces, for queries with a tree mask, what they see of the tree's own slots."""
         words = self.ancestors_tU.shape[1]
-        node_C = slot_C - self.prefix
+        node_C = position_C - self.prefix
         word_tC = jnp.take(self.ancestors_tU, jnp.clip(node_C // 32, 0, words - 1), axis=1)
         ancestor_tC = ((word_tC >> (node_C % 32)) & 1 == 1) & (node_C < 32 * words)
         return jnp.where(self.mask_t[:, None] & (node_C >= 0), ancestor_tC, seen_tC)
@@ -73,7 +73,7 @@ def attend_tiles(
         q_TKGh: float32, scaled.
 
     Returns:
-        float32 ``[T, K, G, value width]``.
+        float32 ``[T, K, G, value width]``, see ``Context`` for that of a share.
     """
     T, K, G, _ = q_TKGh.shape
     R = context_len_R.shape[0]
@@ -123,7 +123,7 @@ def _attend_tile(
     sink_KG: jax.Array | None,
     tree: Tree | None,
 ) -> jax.Array:
-    """Attention of consecutive queries of one sequence that see slots below ``end``: ``[t, K, G, value width]``."""
+    """Attention of consecutive queries of one sequence that see positions below ``end``: ``[t, K, G, value width]``."""
     t, K, G, _ = q_tKGh.shape
     block_M = context.block_table_RM[row]
     M = block_M.shape[0]
@@ -132,26 +132,28 @@ def _attend_tile(
     C = J * S
     q_1KGth = q_tKGh.transpose(1, 2, 0, 3)[None]
     lowest = position_t[0] if tree is None else jnp.minimum(position_t[0], tree.positions(position_t).min())
+    end_slot = context.slots_before(end)
+    visible = jnp.int32(0)
+    if scoring.window is not None:
+        visible = context.slots_before(lowest - scoring.window + 1)
 
     def body(chunk: jax.Array, state: Softmax) -> Softmax:
         block_1J = jnp.take(block_M, jnp.minimum(chunk * J + jnp.arange(J), M - 1))[None]
-        owned_1 = (end - chunk * C)[None]
-        visible_1 = None
-        if scoring.window is not None:
-            visible_1 = (lowest - scoring.window + 1 - chunk * C)[None]
+        owned_1 = (end_slot - chunk * C)[None]
+        visible_1 = None if scoring.window is None else (visible - chunk * C)[None]
         k_1KCh, v_1KCh = context.read(block_1J, owned_1, visible_1)
-        slot_C = chunk * C + jnp.arange(C)
+        position_C = context.positions(chunk * C + jnp.arange(C))
         if tree is None:
-            seen_tC = causal(slot_C[None], position_t[None], scoring.window)[0]
+            seen_tC = causal(position_C[None], position_t[None], scoring.window)[0]
         else:
-            seen_tC = causal(slot_C[None], tree.positions(position_t)[None], scoring.window)[0]
-            seen_tC = tree.seen(seen_tC, slot_C)
+            seen_tC = causal(position_C[None], tree.positions(position_t)[None], scoring.window)[0]
+            seen_tC = tree.seen(seen_tC, position_C)
         return step(state, q_1KGth, k_1KCh, v_1KCh, seen_tC[None], scoring)
 
-    first = jnp.int32(0)
-    if scoring.window is not None:
-        first = jnp.maximum(lowest - scoring.window + 1, 0) // C
     state = jax.lax.fori_loop(
-        first, (end + C - 1) // C, body, start((1, K, G, t, context.value_width), sink_KG)
+        jnp.maximum(visible, 0) // C,
+        (end_slot + C - 1) // C,
+        body,
+        start((1, K, G, t, context.value_width), sink_KG),
     )
-    return finish(state)[0].transpose(2, 0, 1, 3)
+    return finish(state, context.share is not None)[0].transpose(2, 0, 1, 3)

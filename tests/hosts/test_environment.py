@@ -91,6 +91,7 @@ def test_what_is_missing_or_does_not_fit(
     [
         ({"hosts.count": 2, "hosts.rank": 2}, "ranks are 0 to 1"),
         ({"hosts.count": 2, "parallel.pipeline": 2}, "belong to one process"),
+        ({"hosts.count": 2, "parallel.context": 2}, "share a context belong to one process"),
         ({"hosts.count": 2, "server.engine": "thread"}, "allowed is process"),
         ({"hosts.count": 2, "speculative.model": "tiny", "speculative.drafter": "model"}, "one device"),
         ({"hosts.coordinator": "10.0.0.1"}, "write host:port"),

@@ -33,6 +33,7 @@ DECODE = {"role": "decode", "peers": ["tcp://127.0.0.1:5600"]}
         ),
         ({"disaggregation": {**DECODE, "heartbeat": 1e9}}, "less than or equal to 86400"),
         ({"disaggregation": DECODE, "parallel": {"pipeline": 2}}, "allowed is pipeline 1"),
+        ({"disaggregation": DECODE, "parallel": {"context": 2}}, "allowed is context 1"),
         (
             {
                 "disaggregation": DECODE,

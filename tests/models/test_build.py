@@ -34,7 +34,7 @@ def test_a_large_model_is_built_without_memory():
 
 
 def test_every_parameter_has_logical_axes():
-    names = {"vocab", "embed", "heads", "kv_heads", "mlp", "experts", "expert_mlp", None}
+    names = {"vocab", "embed", "heads", "merged_heads", "kv_heads", "mlp", "experts", "expert_mlp", None}
     small = {
         **LARGE,
         "num_hidden_layers": 2,

@@ -9,6 +9,7 @@ import pytest
 from pallas_kernels.linear import native as linear_native
 from pallas_kernels.linear import xla as linear_xla
 from pallas_kernels.linear import xla_cpu
+from pallas_kernels.mla_attention import xla as mla_attention_xla
 from pallas_kernels.native import library
 from pallas_kernels.preferred import Preferred
 from pallas_kernels.ragged_paged_attention import native as attention_native
@@ -113,6 +114,26 @@ def test_fallback_is_a_warning_and_under_strict_an_error(
     with pytest.raises(RuntimeError, match="strict forbids"):
         select_ops(backend, "gpu", strict=True)
     assert select_ops("xla", "gpu", strict=True).linear is linear_xla.linear
+
+
+def test_shares_of_a_context_are_not_native(caplog: pytest.LogCaptureFixture) -> None:
+    if select_ops("auto", "cpu", strict=True).attention is not attention_native.ragged_paged_attention:
+        pytest.skip("the native library is not built")
+    with caplog.at_level(logging.WARNING):
+        ops = select_ops("auto", "cpu", strict=False, shared_slots=True)
+    assert ops.attention_share is attention_xla.ragged_paged_attention_share
+    assert "xla for attention" in caplog.text
+    with pytest.raises(RuntimeError, match=r"parallel\.context.*strict forbids"):
+        select_ops("native", "cpu", strict=True, shared_slots=True)
+    assert select_ops("xla", "cpu", strict=True, shared_slots=True) == select_ops("xla", "cpu", strict=True)
+
+
+def test_latent_shares_on_a_gpu_are_told_when_they_are_called() -> None:
+    loose, strict = (select_ops("triton", "gpu", s, "hopper", shared_slots=True) for s in (False, True))
+    assert isinstance(loose.mla_attention_share, Preferred)
+    assert loose.mla_attention_share.fallback is mla_attention_xla.mla_attention_share
+    with pytest.raises(RuntimeError, match="has no kernel; strict forbids"):
+        strict.mla_attention_share()
 
 
 def test_unknown_backend_names_the_allowed_ones() -> None:

@@ -20,7 +20,15 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2),
     SamplingParams(seed=3, top_k=40, top_p=0.95, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2),
 ]
-DENSE: list[dict[str, int]] = [{"tensor": 2}, {"tensor": 4}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}]
+DENSE: list[dict[str, int]] = [
+    {"tensor": 2},
+    {"tensor": 4},
+    {"pipeline": 2},
+    {"tensor": 2, "pipeline": 2},
+    {"context": 4},
+    {"tensor": 2, "context": 2, "pipeline": 2},
+]
+AXES = ("tensor parallel", "pipeline parallel", "context parallel")
 SPARSE = {
     "qwen3_moe": [{"expert": 2}, {"tensor": 4, "expert": 2}, {"tensor": 2, "expert": 2, "exchange_rows": 4}],
     "mixtral": [{"expert": 4}, {"tensor": 2, "expert": 4}, {"expert": 4, "exchange_rows": 8}],
@@ -64,10 +72,7 @@ def generate(folder: Path, case: str, **parallel: Any) -> list[tuple[list[int], 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=pytest.mark.feature(CASES[case][0], "tensor parallel", "logprobs"))
-        for case in CASES
-    ],
+    [pytest.param(case, marks=pytest.mark.feature(CASES[case][0], *AXES, "logprobs")) for case in CASES],
 )
 def test_the_same_as_on_one_device(case: str, tmp_path: Path) -> None:
     save(case, tmp_path, **(HEADS if CASES[case][0] in ("Qwen3Moe", "Mixtral") else {}))
@@ -111,7 +116,11 @@ def test_weights_are_loaded_into_their_shares(tmp_path: Path) -> None:
         ({"tensor": 3}, "4 heads cannot be spread over 3 devices: 3 does not divide 4"),
         ({"tensor": 4, "expert": 4}, "4 x 4 x 1 = 16, but there are 8 devices"),
         ({"tensor": 2, "exchange_rows": 8}, "exchange_rows is set, but expert is 1"),
+        ({"expert": 2, "context": 2, "exchange_rows": 8}, "exchange_rows is set and context is 2"),
         ({"expert": 2, "exchange_rows": 8}, "exchange_rows is set, but the model has no experts"),
+        ({"tensor": 4, "expert": 2, "context": 2}, "parallel.context is 4 x 2 x 1 x 2 = 16, but there are 8"),
+        ({"tensor": 4, "context": 2}, "4 merged_heads cannot be spread over 8 devices: 8 does not divide 4"),
+        ({"context": 3}, "cache.block_size is 4 and parallel.context is 3: .* a multiple of 3"),
     ],
 )
 def test_what_cannot_be_shared_is_told(parallel: dict[str, int], message: str, tmp_path: Path) -> None:

@@ -78,7 +78,11 @@ class Programs:
 @cache
 def programs(tensor: int, expert: int, chosen: int = 2, shared: bool = False) -> Programs:
     exchange_from = T if expert > 1 else None
-    layout = ONE_DEVICE if tensor * expert == 1 else make_layout(jax.devices(), tensor, expert, exchange_from)
+    layout = (
+        ONE_DEVICE
+        if tensor * expert == 1
+        else make_layout(jax.devices(), tensor, expert, exchange_from=exchange_from)
+    )
     return Programs(layout, chosen, shared)
 
 
