@@ -16,7 +16,15 @@ from jaxinfer.runner.jax_runner import JaxRunner
 from sharding.mesh import make_layout, make_layouts
 from tests.support.engines import Job, ids, run, token_params
 from tests.support.tiny_models import MIXED, TinyModel, make_model, prompt_ids, tiny_model, tiny_settings
-from tests.support.two_engines import TOKENS, MakeEngine, complete, two_engines, until_clean
+from tests.support.two_engines import (
+    NIXL,
+    TOKENS,
+    TRANSPORTS,
+    MakeEngine,
+    complete,
+    two_engines,
+    until_clean,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -84,7 +92,7 @@ def contents(engine: Engine, prompt: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.feature("disaggregation", "prefix cache", "chunked prefill", "overlap")
-@pytest.mark.parametrize("transport", ["host", "jax"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_two_engines_say_what_one_says(transport) -> None:
     model = tiny_model()
     assert asyncio.run(serve_all(model, model, transport=transport)) == alone(model)
@@ -111,9 +119,10 @@ def test_a_cache_of_one_byte_travels_as_it_is() -> None:
 
 
 @pytest.mark.feature("disaggregation")
-def test_blocks_that_are_rounded_on_their_way() -> None:
+@pytest.mark.parametrize("transport", ["host", NIXL])
+def test_blocks_that_are_rounded_on_their_way(transport) -> None:
     model = tiny_model()
-    tokens = asyncio.run(serve_all(model, model, quantization="int8"))
+    tokens = asyncio.run(serve_all(model, model, transport=transport, quantization="int8"))
     same = sum(x == y for a, b in zip(tokens, alone(model)) for x, y in zip(a, b))
     assert same >= 18  # of 24: it is lossy
 

@@ -1,13 +1,13 @@
 """Two engines in two processes, over every transport that is installed; and what one does when the other is killed."""
 
 import asyncio
-import importlib.util
 import time
 
 import pytest
 
 from jaxinfer.engine.thread_client import ThreadClient
 from tests.support.two_engines import (
+    TRANSPORTS,
     address_of,
     complete,
     connected,
@@ -21,12 +21,6 @@ from tests.support.two_engines import (
     until_clean,
 )
 
-HAS_NIXL = any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13"))
-TRANSPORTS = [
-    "host",
-    "jax",
-    pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="nixl is not installed")),
-]
 KILLED = {"heartbeat": 1.0, "timeout": 60.0}
 BYTES_PER_BLOCK = 2 * 4 * 8
 """K and V, slots, bytes of a token on shadow memory."""

@@ -7,6 +7,7 @@ leaked.
 """
 
 import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 import numpy as np
+import pytest
 
 from jaxinfer.batch.compile_plan import CompilePlan
 from jaxinfer.config import EngineConfig
@@ -34,6 +36,9 @@ from tests.support.shadow_runner import DIGEST, ShadowModel, ShadowRunner, histo
 TOKENS = 6
 COMMON: dict[str, Any] = {"timeout": 120.0, "heartbeat": 20.0, "connect_timeout": 60.0}
 """A busy machine may stand still for a while."""
+HAS_NIXL = any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13"))
+NIXL = pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="nixl is not installed"))
+TRANSPORTS = ["host", "jax", NIXL]
 
 
 MakeEngine = Callable[[EngineConfig, Callable[[BlockLayout], KVConnector]], Engine]
