@@ -1,6 +1,7 @@
 """Attention over a context whose slots several devices hold."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,18 @@ from pallas_kernels.ragged_paged_attention.shares import Share, merge
 from pallas_kernels.ragged_paged_attention.tuning import Choice, Launch
 from tests.pallas_kernels import mla_attention_cases as mla
 from tests.pallas_kernels.attention_cases import AttentionContract, run
-from tests.pallas_kernels.attention_inputs import KV_DTYPES, SHAPES, Rows, S, Shape, batches, inputs
+from tests.pallas_kernels.attention_inputs import (
+    KV_DTYPES,
+    SHAPES,
+    Rows,
+    S,
+    Shape,
+    any_shape,
+    batches,
+    inputs,
+)
 from tests.pallas_kernels.attention_shares import OverShares
+from tests.pallas_kernels.picking import SLOW_EXAMPLES
 from tests.support.compiling import UNOPTIMIZED
 
 WITHOUT_SINKS = tuple(shape for shape in SHAPES if not shape.sinks)
@@ -38,6 +49,19 @@ MERGE = jax.jit(merge, compiler_options=UNOPTIMIZED)
 class TestXlaOverTwoShares(AttentionContract):
     op = staticmethod(OverShares(xla.ragged_paged_attention_share, 2))
     shapes = WITHOUT_SINKS
+
+    def test_any_shape(self) -> None:
+        dtypes = tuple({jnp.dtype(shape.kv_dtype): shape.kv_dtype for shape in self.shapes}.values())
+
+        @settings(max_examples=SLOW_EXAMPLES, deadline=None)
+        @given(shape=any_shape(dtypes), data=st.data(), seed=st.integers(0, 99))
+        def check(shape: Shape, data: st.DataObject, seed: int) -> None:
+            shape = replace(shape, sinks=False)
+            args, options = inputs(shape, data.draw(batches(shape)), seed=seed)
+            want = run(reference.ragged_paged_attention, shape, args, options)
+            np.testing.assert_allclose(self.run(shape, args, options), want, rtol=2e-5, atol=2e-5)
+
+        check()
 
     def test_no_rows(self) -> None:
         args, options = inputs(WITHOUT_SINKS[0], ())
