@@ -42,7 +42,8 @@ def test_activations_equal_transformers(ours, theirs):
     expected = ACT2FN[theirs](torch.tensor(x[:, :12])).numpy() * x[:, 12:]
     # As served: XLA's older emitters, which compile faster, have a tanh of their own.
     served = jax.jit(gate, static_argnums=1, compiler_options=OPTIMIZED)
-    np.testing.assert_allclose(served(jnp.asarray(x), ours), expected, atol=2e-6)
+    # Outputs reach 12; XLA's erf is 3e-6 off on processors with AVX-512, and less on others.
+    np.testing.assert_allclose(served(jnp.asarray(x), ours), expected, atol=4e-6)
 
 
 def test_linear_has_bias_and_out_dtype():

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.feature("DeepseekV3", "tensor parallel", "expert parall
 @pytest.fixture(scope="module", params=[None, pytest.param(8, marks=pytest.mark.slow)])
 def shared(request: pytest.FixtureRequest) -> TinyModel:
     """Its parameter: the rows from which on the devices exchange them in sparse layers."""
-    return latent_model(make_layout(jax.devices(), 2, 2, request.param))
+    return latent_model(make_layout(jax.devices(), 2, 2, exchange_from=request.param))
 
 
 def engine_of(model: TinyModel) -> Engine:

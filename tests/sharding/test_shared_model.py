@@ -36,7 +36,7 @@ def engine_of(model: TinyModel, tokenizer: Tokenizer | None = None, **options: A
 @pytest.fixture(scope="module", params=[None, pytest.param(8, marks=pytest.mark.slow)])
 def shared(request: pytest.FixtureRequest) -> TinyModel:
     """Its parameter: the rows from which on the devices exchange them in sparse layers."""
-    return sparse_model(make_layout(jax.devices(), 2, 2, request.param))
+    return sparse_model(make_layout(jax.devices(), 2, 2, exchange_from=request.param))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,10 @@ def test_drafts(shared: TinyModel, expected: list[Seen]) -> None:
 @pytest.mark.feature(*PAIRED, "token exchange", "chunked prefill", "overlap", "preemption", "sampling")
 def test_exchanged_rows(expected: list[Seen]) -> None:
     engine = engine_of(
-        sparse_model(make_layout(jax.devices(), 2, 2, 8)), num_blocks=14, prefix_caching=False, chunk_size=5
+        sparse_model(make_layout(jax.devices(), 2, 2, exchange_from=8)),
+        num_blocks=14,
+        prefix_caching=False,
+        chunk_size=5,
     )
     for output, want in zip(run(engine, JOBS), expected, strict=True):
         Seen.of(output).assert_close(want, BOUND)
