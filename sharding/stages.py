@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ Observer = Callable[[int, int, float, float], None]
 
 @dataclass(frozen=True)
 class _Item:
+    line: "StageLine"
     number: int
     value: Any
     done: "Future[Any]"
@@ -21,6 +23,8 @@ class _Item:
 
 class StageLine:
     """Passes items through all stages, in the order in which they are submitted.
+
+    The threads end when nobody holds the line any more; an item on its way holds it.
 
     Args:
         stages: from what the stage before returned to what the next one gets. A stage sees one item at a time.
@@ -32,43 +36,38 @@ class StageLine:
         self._observe = observe
         self._count = 0
         self._queues: tuple[SimpleQueue[_Item | None], ...] = tuple(SimpleQueue() for _ in self._stages)
-        self._threads = [
-            threading.Thread(target=self._run, args=(index,), name=f"stage-{index}", daemon=True)
-            for index in range(len(self._stages))
-        ]
-        for thread in self._threads:
-            thread.start()
+        for index in range(len(self._stages)):
+            threading.Thread(
+                target=_work, args=(index, self._queues), name=f"stage-{index}", daemon=True
+            ).start()
+        weakref.finalize(self, self._queues[0].put, None).atexit = False
 
     def submit(self, value: Any) -> "Future[Any]":
         """Starts an item; one thread calls it. The future has what the last stage returns, or what a stage raised."""
-        item = _Item(self._count, value, Future())
+        item = _Item(self, self._count, value, Future())
         self._count += 1
         self._queues[0].put(item)
         return item.done
 
-    def close(self) -> None:
-        """Ends the threads, after the items that were submitted."""
-        self._queues[0].put(None)
-        for thread in self._threads:
-            thread.join()
+    def _run(self, index: int, item: _Item) -> None:
+        start = time.perf_counter()
+        try:
+            value = self._stages[index](item.value)
+        except BaseException as error:  # whoever waits for the item is told
+            item.done.set_exception(error)
+            return
+        if self._observe is not None:
+            self._observe(index, item.number, start, time.perf_counter())
+        if index + 1 == len(self._stages):
+            item.done.set_result(value)
+        else:
+            self._queues[index + 1].put(_Item(self, item.number, value, item.done))
 
-    def _run(self, index: int) -> None:
-        last = index + 1 == len(self._stages)
-        while True:
-            item = self._queues[index].get()
-            if item is None:
-                if not last:
-                    self._queues[index + 1].put(None)
-                return
-            start = time.perf_counter()
-            try:
-                value = self._stages[index](item.value)
-            except BaseException as error:  # whoever waits for the item is told
-                item.done.set_exception(error)
-                continue
-            if self._observe is not None:
-                self._observe(index, item.number, start, time.perf_counter())
-            if last:
-                item.done.set_result(value)
-            else:
-                self._queues[index + 1].put(_Item(item.number, value, item.done))
+
+def _work(index: int, queues: "tuple[SimpleQueue[_Item | None], ...]") -> None:
+    """The thread of a stage. While it waits it holds no line, whose stages may hold a whole model."""
+    while (item := queues[index].get()) is not None:
+        item.line._run(index, item)
+        del item
+    if index + 1 < len(queues):
+        queues[index + 1].put(None)

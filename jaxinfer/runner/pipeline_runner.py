@@ -130,10 +130,6 @@ class PipelineRunner:
     def move(self, moves: Sequence[SlotMove]) -> None:
         self._line.submit((_Moves(tuple(moves)), _NOTHING))
 
-    def close(self) -> None:
-        """Ends the threads of the stages."""
-        self._line.close()
-
     def warm_up(self, builder: BatchBuilder, progress: Callable[[int, int], None] | None = None) -> None:
         """Runs every program of the plan once, on padding; see ``JaxRunner.warm_up``."""
         runs: list[Callable[[], object]] = [

@@ -57,7 +57,3 @@ class SimulatedPipeline:
 
     def move(self, moves: Sequence[SlotMove]) -> None:
         """There are no K and V."""
-
-    def close(self) -> None:
-        """Ends the threads of the stages."""
-        self._line.close()

@@ -1,5 +1,6 @@
 """Pipeline parallelism without a model: stages that sleep keep each other busy, and a request is in one batch."""
 
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -108,4 +109,15 @@ def test_an_error_in_a_stage_reaches_whoever_waits() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         futures[1].result(5)
     assert futures[2].result(5) == 3
-    line.close()
+
+
+def test_the_threads_end_with_the_line() -> None:
+    before = set(threading.enumerate())
+    line = StageLine([lambda value: value + 1, lambda value: value * 2])
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 2
+    assert line.submit(1).result(5) == 4
+    del line
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()

@@ -1,6 +1,8 @@
 """Every model family on several devices: loading from a checkpoint, tokens and log-probabilities."""
 
+import gc
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,7 @@ def test_a_pipeline_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
     options = settings(tmp_path, "llama_bias_tied_wide", pipeline=2)
     options["parallel"]["stage_layers"] = (1, 2)
     options["scheduler"]["max_num_batched_tokens"] = 4
+    before = set(threading.enumerate())
     llm = LLM(options.pop("config"), **options)
     prompts = [prompt(length, seed=length) for length in (11, 5, 3)]
     outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], PARAMS[0])
@@ -145,3 +148,9 @@ def test_a_pipeline_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
         for found in output.outputs[0].token_ids:
             assert found == int(reference_logits(model, tuple(sequence))[-1].argmax())
             sequence.append(found)
+    del llm
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("stage-"):
+            thread.join(5)
+            assert not thread.is_alive(), "it would hold the weights"
