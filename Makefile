@@ -88,7 +88,7 @@ $(REPLICAS)/installed: $(VENV)/installed-dev
 
 # Rewrites docs/support_matrix.md from what passes.
 matrix: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "feature and not slow" $(PARALLEL) --support-matrix docs/support_matrix.md
+	$(BIN)/python -m pytest -m "feature and not slow" $(QUICK) $(PARALLEL) --support-matrix=docs/support_matrix.md
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
